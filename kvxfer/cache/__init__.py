@@ -1,0 +1,1 @@
+"""A request's cache in memory: layout, paged pool, block tables, transfer plan."""

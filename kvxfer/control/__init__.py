@@ -1,0 +1,1 @@
+"""The channel over which the two sides agree what to do."""

@@ -1,0 +1,293 @@
+"""The messages of the control channel: msgpack-encoded, typed, one union per direction.
+
+A run has a coordinator (the `bench` process), and two workers, one per side. The coordinator starts the prefill worker itself and asks
+a `serve` process to start the decode worker; serve passes commands and answers on unread. A command is answered by exactly one
+`Answer` or `Failed` with the same `seq`. Integers are bytes and nanoseconds. Nothing in a message is a path, a program or code.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PROTOCOL = 1
+"""Raised when a message changes so that an older side would misread it; both sides must have the same."""
+
+HEARTBEAT_S = 0.5
+"""Every process of a run says at least this often that it lives."""
+
+SILENCE_S = 3.0
+"""A process from which nothing was heard for so long is taken for dead."""
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=False):
+    """Base of all messages; the msgpack map carries the class name under `type`."""
+
+
+class HostInfo(msgspec.Struct, frozen=True):
+    """What a result says about a host."""
+
+    hostname: str
+    kernel: str
+    cpu_model: str
+    cpus: int
+    memory_bytes: int
+    llc_bytes: int  # last-level cache, 0 when unknown
+    boot_id: str  # equal on both sides: the same running kernel
+    netns: str  # equal too: the same network stack
+    python: str
+    load_average: float = 0.0  # over one minute, at the start
+
+
+# --- what a worker is told, and what it answers ---------------------------------------------------------------------------------
+
+
+class Open(Message, frozen=True):
+    """Phases library and context: load the backend and open a context. Answered by Opened."""
+
+    backend: str
+    token: bytes  # 32 bytes; a data connection must begin with them
+    options: dict[str, int]
+    address: str  # local address of the data listener (listening side)
+    port: int  # 0: any
+
+
+class Opened(Message, frozen=True):
+    library_path: str
+    library_version: str
+    endpoint: str  # where the listening side accepts data connections: host:port, or "" when it does not listen
+    needs_arm: bool
+    moves_data: bool
+    max_inflight: int
+    library_ns: int = 0  # how much of the phase went into loading code
+
+
+class Allocate(Message, frozen=True):
+    """Phase allocate: one pool of `blocks` blocks; region r has blocks of `block_bytes[r]` bytes. Answered by Done."""
+
+    block_bytes: list[int]
+    blocks: int
+
+
+class Register(Message, frozen=True):
+    """Phase register: every region of the pool. Answered by Done."""
+
+
+class Connect(Message, frozen=True):
+    """Phase connect: the prefill side connects to `endpoint`, the decode side (endpoint "") accepts. Answered by Done."""
+
+    endpoint: str
+    timeout_ns: int
+
+
+class ExportKeys(Message, frozen=True):
+    """Phase exchange, first half. Answered by Keys."""
+
+
+class ImportKeys(Message, frozen=True):
+    """Phase exchange, second half: the keys of the other side. Answered by Done."""
+
+    keys: bytes
+
+
+class Keys(Message, frozen=True):
+    keys: bytes
+
+
+class Prepare(Message, frozen=True):
+    """Phase prepare: one transfer plan per request, from both sides' block tables.
+
+    `tables_prefill` and `tables_decode` hold uint32 little-endian block numbers, request after request, `blocks` of them each.
+    `bulk` prepares instead one plan of a single descriptor over the first bytes of the whole pool. Answered by Prepared.
+    """
+
+    blocks: int
+    tables_prefill: bytes
+    tables_decode: bytes
+    regions_per_layer: int
+    timeout_ns: int
+    bulk_bytes: int = 0
+
+
+class Prepared(Message, frozen=True):
+    descriptors: list[int]  # per request
+    bytes_per_request: int
+
+
+class Fill(Message, frozen=True):
+    """Write the pattern of every request into the pool (prefill side), or the poison (decode side). Answered by Done."""
+
+    seed: int
+    poison: bool
+
+
+class Verify(Message, frozen=True):
+    """Compare one request on the decode side with the pattern, every byte or `blocks_checked` blocks of it. Answered by Verified."""
+
+    seed: int
+    request: int
+    epoch: int
+    every: int  # 1: every block, n: every n-th
+
+
+class Verified(Message, frozen=True):
+    bytes_checked: int
+    wrong_words: int
+    where: str  # the first wrong place, "" when there is none
+
+
+class Run(Message, frozen=True):
+    """Move `count` requests with epochs first_epoch… (request = epoch modulo the number of plans). Answered by Ran."""
+
+    op: Literal["push", "pull"]
+    first_epoch: int
+    count: int
+    inflight: int
+    check: bool  # stamp and check an epoch word in every block of every region
+    bulk: bool
+    stall_ns: int  # give up when nothing moves for so long
+
+
+class Ran(Message, frozen=True):
+    """Samples as int64 little-endian; transfer and post are the initiator's, hand-over is the prefill side's."""
+
+    transfer_ns: bytes
+    post_ns: bytes
+    handover_ns: bytes
+    wall_ns: int
+    wrong_epochs: int
+    cpu_ns: int  # user + system time of this worker
+    other_cpu_ns: int  # what the rest of this host used meanwhile (the peer's worker included when it runs here)
+    steal_ns: int
+
+
+class Copy(Message, frozen=True):
+    """The memcpy reference: copy the pieces of request 0 into other memory of the same kind, one thread. Answered by Copied."""
+
+    max_bytes: int
+    max_ns: int
+
+
+class Copied(Message, frozen=True):
+    bytes_copied: int
+    samples_ns: bytes
+
+
+class Describe(Message, frozen=True):
+    """Ask what carried the bytes. Answered by Described."""
+
+
+class Described(Message, frozen=True):
+    lanes: list[str]  # one transport per lane, e.g. "tcp/lo"
+
+
+class Ping(Message, frozen=True):
+    """Answered by Done; the coordinator times it."""
+
+
+class Done(Message, frozen=True):
+    pass
+
+
+WorkerCommand = (
+    Open | Allocate | Register | Connect | ExportKeys | ImportKeys | Prepare | Fill | Verify | Run | Copy | Describe | Ping
+)
+WorkerAnswer = Opened | Done | Keys | Prepared | Verified | Ran | Copied | Described
+
+
+class Command(Message, frozen=True):
+    seq: int
+    body: WorkerCommand
+
+
+class Answer(Message, frozen=True):
+    seq: int
+    body: WorkerAnswer
+
+
+class Failed(Message, frozen=True):
+    """The command (or, with seq 0, the worker or the whole run) failed; `status` is the exit status it deserves."""
+
+    seq: int
+    status: int
+    message: str
+
+
+class Heartbeat(Message, frozen=True):
+    pass
+
+
+# --- what the coordinator and serve say to each other beside that -----------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """The first message of a client. Answered by Welcome or Failed."""
+
+    protocol: int
+    version: str
+
+
+class Welcome(Message, frozen=True):
+    protocol: int
+    version: str
+    host: HostInfo
+    available_bytes: int  # memory that a pool may take there
+    backends: list[str]
+    data_address: str  # where its workers listen for data connections
+
+
+class Launch(Message, frozen=True):
+    """Start a fresh worker (ending an earlier one of this client). Answered by Launched or Failed."""
+
+
+class Launched(Message, frozen=True):
+    pass
+
+
+class Dismiss(Message, frozen=True):
+    """End the worker. Answered by Dismissed when it is gone."""
+
+
+class Dismissed(Message, frozen=True):
+    pass
+
+
+class Bye(Message, frozen=True):
+    """The client is done; serve is free for the next one. Not answered."""
+
+
+ToWorker = Command
+FromWorker = Answer | Failed | Heartbeat
+ToServer = Hello | Launch | Command | Dismiss | Heartbeat | Bye
+FromServer = Welcome | Launched | Answer | Failed | Dismissed | Heartbeat
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
+_to_server = msgspec.msgpack.Decoder(ToServer)
+_from_server = msgspec.msgpack.Decoder(FromServer)
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_worker(data: bytes) -> ToWorker:
+    """Raises msgspec.DecodeError or ValidationError (its subclass) on anything else."""
+    return _to_worker.decode(data)
+
+
+def decode_from_worker(data: bytes) -> FromWorker:
+    """Raises msgspec.DecodeError on anything else."""
+    return _from_worker.decode(data)
+
+
+def decode_to_server(data: bytes) -> ToServer:
+    """Raises msgspec.DecodeError on anything else."""
+    return _to_server.decode(data)
+
+
+def decode_from_server(data: bytes) -> FromServer:
+    """Raises msgspec.DecodeError on anything else."""
+    return _from_server.decode(data)

@@ -1,0 +1,1 @@
+"""Prefill work and the ratio of transfer to prefill."""

@@ -1,0 +1,1 @@
+"""Two processes that move blocks, and what is measured of it."""

@@ -1,0 +1,1 @@
+"""The result: its file format, statistics and tables."""
