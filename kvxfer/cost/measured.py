@@ -1,0 +1,94 @@
+"""Measured times out of a result, for the ratio to set beside the line rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvxfer.errors import UsageError
+from kvxfer.wording import quoted
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One row of a result: the median transfer and the median cold time in ms, None where the row has too few samples.
+
+    `of` is the row's id, `scope` the run's (a loopback time says nothing about the links).
+    """
+
+    of: str
+    model: str
+    dtype: str
+    tokens: int
+    bytes: int
+    backend: str
+    op: str
+    scope: str
+    transfer_ms: float | None
+    cold_ms: float | None
+
+
+def measured_rows(rows: Sequence[Mapping[str, Any]], scope: str) -> list[Measured]:
+    """Every row with status ok among a result's `results`.
+
+    Raises UsageError, naming row and field, when a row lacks a field or has one of another type.
+    """
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise UsageError(f"the measured result is damaged: results holds {quoted(row)}; measure again")
+    return [_measured(row, scope) for row in rows if row.get("status") == "ok"]
+
+
+def matching(measured: Iterable[Measured], model: str, dtype: str, tokens: int, size: int) -> list[Measured]:
+    """The rows of exactly this model, dtype, prompt length and bytes; nothing is interpolated between rows."""
+    wanted = (model, dtype, tokens, size)
+    return [row for row in measured if (row.model, row.dtype, row.tokens, row.bytes) == wanted]
+
+
+def _measured(row: Mapping[str, Any], scope: str) -> Measured:
+    return Measured(
+        of=_field(row, "id", str),
+        model=_field(row, "model", str),
+        dtype=_field(row, "dtype", str),
+        tokens=_field(row, "tokens", int),
+        bytes=_field(row, "bytes", int),
+        backend=_field(row, "backend", str),
+        op=_field(row, "op", str),
+        scope=scope,
+        transfer_ms=_ms(row, "p50_ns"),
+        cold_ms=_cold_ms(row),
+    )
+
+
+def _cold_ms(row: Mapping[str, Any]) -> float | None:
+    setup = row.get("setup")
+    if setup is None:
+        return None
+    cold = setup.get("cold_ns") if isinstance(setup, Mapping) else setup
+    if not isinstance(cold, Mapping):
+        raise _wrong(row, "setup.cold_ns", cold)
+    return _ms(cold, "p50", row)
+
+
+def _ms(holder: Mapping[str, Any], field: str, row: Mapping[str, Any] | None = None) -> float | None:
+    """A field of nanoseconds in ms."""
+    value = holder.get(field)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise _wrong(row or holder, field, value)
+    return value / 1e6
+
+
+def _field(row: Mapping[str, Any], field: str, kind: type) -> Any:
+    value = row.get(field)
+    if type(value) is not kind:
+        raise _wrong(row, field, value)
+    return value
+
+
+def _wrong(row: Mapping[str, Any], field: str, value: object) -> UsageError:
+    return UsageError(
+        f"the measured result is damaged: row {quoted(row.get('id'))} has {field} = {quoted(value)}; measure again"
+    )

@@ -1,0 +1,124 @@
+"""The ratio of transfer to prefill: assumed line rates, and measured times beside them.
+
+Two bases per prompt length. `seed` is 2 · params · N without attention; with 70e9 parameters on 4 GPUs at 400 TFLOP/s
+it is the published table this project started from. `full` takes the active parameters without the embedding tables and
+adds the attention over the prompt. Both set the same bytes, whole blocks, against their prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvxfer.cost.assumptions import Assumptions
+from kvxfer.cost.measured import Measured, matching
+from kvxfer.cost.prefill import attention_flop, linear_flop, prefill_ms
+from kvxfer.errors import UsageError
+from kvxfer.model.dtypes import DType
+from kvxfer.model.shape import ModelShape
+
+
+def ratio_rows(
+    shape: ModelShape,
+    dtype: DType,
+    tokens: Sequence[int],
+    block_size: int,
+    assumptions: Assumptions,
+    measured: Sequence[Measured] = (),
+) -> list[dict[str, Any]]:
+    """Rows of the result file's `ratio`: for each prompt length `seed`, then `full`.
+
+    A basis whose parameters are unknown has no rows (`ratio_notices` says so). Of `measured`, every row of this model,
+    dtype, prompt length and number of bytes is set beside. Raises UsageError when fewer parameters are assumed active
+    than the embedding tables alone hold.
+    """
+    rows = []
+    for count in tokens:
+        size = assumptions.request_bytes(shape, count, block_size, dtype)
+        beside = matching(measured, shape.name, dtype.name, count, size)
+        for basis, flop, formula in _prefill_work(shape, count, assumptions):
+            milliseconds = prefill_ms(flop, assumptions.gpus, assumptions.eff_tflops)
+            rows.append(
+                {
+                    "model": shape.name,
+                    "dtype": dtype.name,
+                    "tokens": count,
+                    "basis": basis,
+                    "bytes": size,
+                    "prefill_ms": milliseconds,
+                    "prefill_source": f"assumed: {formula} FLOP on {_group(assumptions)}",
+                    "links": [_link(size, gbit, milliseconds) for gbit in assumptions.link_gbit],
+                    "measured": [_beside(row, milliseconds) for row in beside],
+                }
+            )
+    return rows
+
+
+def ratio_notices(shape: ModelShape, assumptions: Assumptions) -> list[str]:
+    """What a reader of the ratio should know: the bases that are missing and why."""
+    if assumptions.seed_params(shape) is None:
+        return [f"no ratio for {shape.name}: its parameters are not known here; pass --params and --params-active"]
+    if assumptions.full_params(shape) is None:
+        return [f"no `full` row for {shape.name}: its active parameters are not known here; pass --params-active"]
+    return []
+
+
+def _prefill_work(shape: ModelShape, tokens: int, assumptions: Assumptions) -> list[tuple[str, float, str]]:
+    """Basis, FLOP and formula of every basis whose parameters are known."""
+    work = []
+    seed, full = assumptions.seed_params(shape), assumptions.full_params(shape)
+    if seed is not None:
+        work.append(("seed", linear_flop(seed[0], tokens), f"2·{_billions(seed[0])}·N"))
+    if full is not None:
+        working = _without_embedding(shape, *full)
+        formula = f"(2·{_billions(working)}·N + {_attention_formula(shape)}·N²)"
+        work.append(("full", linear_flop(working, tokens) + attention_flop(shape, tokens), formula))
+    return work
+
+
+def _without_embedding(shape: ModelShape, active: float, source: str) -> float:
+    """Active parameters that work on every token of a prompt; where the tables are not known none are taken off."""
+    working = active - (shape.params_embedding or 0)
+    if working <= 0:
+        raise UsageError(
+            f"{source} {active:g} is not more than the embedding tables of {shape.name} alone "
+            f"({shape.params_embedding:,}); give all active parameters, embedding included"
+        )
+    return working
+
+
+def _attention_formula(shape: ModelShape) -> str:
+    if shape.head_dim_k == shape.head_dim_v:
+        return f"2·{shape.layers}·{shape.heads}·{shape.head_dim_k}"
+    return f"{shape.layers}·{shape.heads}·({shape.head_dim_k}+{shape.head_dim_v})"
+
+
+def _link(size: int, line_gbit: float, prefill: float) -> dict[str, float]:
+    transfer_ms = size * 8 / (line_gbit * 1e9) * 1e3
+    return {"line_gbit": line_gbit, "transfer_ms": transfer_ms, "percent": transfer_ms / prefill * 100}
+
+
+def _beside(row: Measured, prefill: float) -> dict[str, Any]:
+    return {
+        "of": row.of,
+        "backend": row.backend,
+        "op": row.op,
+        "scope": row.scope,
+        "transfer_ms": row.transfer_ms,
+        "percent": _percent(row.transfer_ms, prefill),
+        "cold_ms": row.cold_ms,
+        "cold_percent": _percent(row.cold_ms, prefill),
+    }
+
+
+def _percent(milliseconds: float | None, prefill: float) -> float | None:
+    return None if milliseconds is None else milliseconds / prefill * 100
+
+
+def _group(assumptions: Assumptions) -> str:
+    gpus = "1 GPU" if assumptions.gpus == 1 else f"{assumptions.gpus} GPUs"
+    return f"{gpus} at {assumptions.eff_tflops:g} TFLOP/s each"
+
+
+def _billions(count: float) -> str:
+    return f"{count / 1e9:.4g}e9"

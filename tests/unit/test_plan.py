@@ -1,0 +1,136 @@
+"""`kvxfer plan` from the outside: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_result import example_result
+from jsonschema import Draft202012Validator
+
+from kvxfer import plan
+from kvxfer.result.file import schema
+
+HEAVY = ("torch", "numpy", "scipy", "zmq", "cupy")
+
+
+def planned(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert plan.main([*argv, "--json", "-"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_tables_say_what_is_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(["--model", "70b", "--params", "70e9"]) == 0
+    text = capsys.readouterr().out
+    for word in (
+        "Assumed, not measured: 4 GPUs",
+        "400 TFLOP/s",
+        "70e9 parameters (--params)",
+        "no verdict",
+        "seed",
+        "full",
+    ):
+        assert word in text
+
+
+def test_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    document = planned(capsys)
+    assert document["models"][0]["name"] == "llama-3.1-8b"
+    assert [row["tokens"] for row in document["ratio"]] == [512, 512, 2048, 2048, 8192, 8192]
+    assert document["assumptions"]["link_gbit"] == [100, 200, 400]
+    assert document["verdict"] is None
+
+
+def test_document_has_the_fields_of_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+    document = planned(capsys, "--model", "70b", "--dtype", "bf16,fp8,fp8_e4m3", "--tokens", "100")
+    rules = schema()["properties"]
+    for field, value in document.items():
+        Draft202012Validator(rules[field]).validate(value)
+    assert document["command"][:4] == ["kvxfer", "plan", "--model", "70b"]
+    assert [model["dtype"] for model in document["models"]] == ["bf16", "fp8_e4m3"]
+    assert document["models"][0]["bytes_by_tokens"] == {"100": 112 * 327_680}
+
+
+def test_bytes_per_token_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    document = planned(capsys, "--tokens", "16", "--kv-bytes-per-token", "1000")
+    assert document["models"][0]["kv_bytes_per_token"] == 1000
+    assert document["ratio"][0]["bytes"] == 16_000
+
+
+def test_json_file_and_quiet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    assert plan.main(["--quiet", "--json", str(path)]) == 0
+    assert capsys.readouterr().out == ""
+    assert json.loads(path.read_text())["ratio"]
+
+
+def test_measured_times_are_beside_and_what_is_missing_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(example_result()))
+    argv = ["--model", "70b", "--measured", str(path)]
+    document = planned(capsys, *argv)
+    scopes = {entry["scope"] for row in document["ratio"] for entry in row["measured"]}
+    assert scopes == {"loopback"}
+    assert any("not measured" in notice and "2,048 tokens" in notice for notice in document["notices"])
+    assert any("loopback" in notice and "no verdict" in notice for notice in document["notices"])
+    assert plan.main(argv) == 0
+    assert "MEASURED" in capsys.readouterr().out
+
+
+def test_measured_in_other_blocks_does_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = example_result()
+    tokens = result["results"][0]["tokens"]
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(result))
+    argv = ["--model", "70b", "--tokens", str(tokens), "--block-size", "300", "--measured", str(path)]
+    document = planned(capsys, *argv)
+    assert all(row["measured"] == [] for row in document["ratio"])
+    assert any("not measured" in notice for notice in document["notices"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        (["--model", "lama-3.1-70b"], "did you mean llama-3.1-70b?"),
+        (["--dtype", "bf61"], "did you mean bf16?"),
+        (["--tokens", "0"], "--tokens"),
+        (["--tokens", "-1"], "--tokens"),
+        (["--tokens", "many"], "--tokens"),
+        (["--block-size", "0"], "--block-size"),
+        (["--gpus", "1.5"], "--gpus"),
+        (["--eff-tflops", "0"], "--eff-tflops"),
+        (["--eff-tflops", "5e-324"], "--eff-tflops"),
+        (["--params", "nan"], "--params"),
+        (["--link", "inf"], "--link"),
+        (["--kv-bytes-per-token", "1", "--dtype", "bf16,fp8"], "--kv-bytes-per-token"),
+        (["--measured", "/nonexistent.json"], "/nonexistent.json"),
+        (["--modle", "8b"], "--modle"),
+        (["8b"], "8b"),
+        (["--tokens"], "--tokens"),
+    ],
+)
+def test_wrong_usage_is_one_or_two_lines(argv: list[str], names: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("kvxfer plan: error: ")
+    assert names in err
+    assert len(err.splitlines()) <= 2
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"]])
+def test_imports_nothing_heavy(argv: list[str]) -> None:
+    code = f"import sys; from kvxfer import plan; plan.main({argv!r}); print([m for m in {HEAVY} if m in sys.modules])"
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": root}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines()[-1] == "[]"
