@@ -1,0 +1,375 @@
+"""A result on the terminal: tables that a newcomer reads right.
+
+Every table begins with what tells its rows apart; what all rows share is said once, above. Columns that do not fit the
+width go to a second table below, so that no figure is ever cut. Scope stands in every title: a loopback figure must not
+be taken for one of a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Row = dict[str, Any]
+
+WIDTH_OF_A_FILE = 120
+"""Columns when standard output is no terminal and COLUMNS does not say otherwise."""
+
+NONE = "–"
+
+SCOPES = {
+    "loopback": "both sides on this host through the network stack; this says nothing about a link between two hosts",
+    "host": "both sides on this host through memory; this says nothing about a link between two hosts",
+    "network": "two hosts through the network between them",
+}
+
+PHASES = {
+    "library_ns": "load library",
+    "context_ns": "open context",
+    "allocate_ns": "allocate pool",
+    "register_ns": "register memory",
+    "connect_ns": "connect",
+    "exchange_ns": "exchange keys",
+    "prepare_ns": "prepare plans",
+    "first_ns": "first transfer",
+    "other_ns": "other",
+    "cold_ns": "cold: all of it",
+}
+
+WARNINGS: dict[str, Callable[[Row], bool | None]] = {
+    "not converged": lambda row: not row["converged"],
+    "not warm": lambda row: not row["warmup"]["agreed"],
+    "noisy": lambda row: row["noisy"],
+    "hot": lambda row: row["hot"],
+    "unverified": lambda row: row["verified"] == "off",
+}
+"""What a reader has to know before trusting a row's figures; each is explained in TERMS."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column as it is printed. Figures are set right and never wrapped; words may be folded."""
+
+    header: str
+    cells: list[str]
+    words: bool = False
+
+
+@dataclass(frozen=True)
+class Key:
+    """Something that tells rows apart: a column where they differ in it, a part of a sentence where they do not."""
+
+    header: str
+    sentence: str
+    cell: Callable[[Row], str]
+
+
+KEYS = (
+    Key("model", "model {}", lambda row: plain(row["model"])),
+    Key("dtype", "{}", lambda row: plain(row["dtype"])),
+    Key("backend", "backend {}", lambda row: plain(row["backend"])),
+    Key("op", "{}", lambda row: plain(row["op"])),
+    Key("device", "device {}", lambda row: plain(row["device"])),
+    Key("layout", "layout {}", lambda row: plain(row["layout"])),
+    Key("block\nsize", "{} tokens per block", lambda row: str(row["block_size"])),
+    Key("fragmen-\ntation", "fragmentation {}", lambda row: f"{row['fragmentation']:g}"),
+    Key("regions\nper layer", "regions per layer {}", lambda row: str(row["regions_per_layer"])),
+    Key("TP P→D", "TP {}", lambda row: f"{row['tp']['prefill']}→{row['tp']['decode']}"),
+    Key("at\nonce", "requests at once {}", lambda row: str(row["inflight"])),
+)
+
+
+def make_console() -> Console:
+    """The console of standard output: 120 columns when it is no terminal, a `?` for a character it cannot show."""
+    with contextlib.suppress(AttributeError, io.UnsupportedOperation):
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    fixed = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=WIDTH_OF_A_FILE if fixed else None)
+
+
+def render(result: dict[str, Any], console: Console) -> None:
+    """Print a whole result (the object of schema.json)."""
+    rows: list[Row] = result["results"]
+    measured = [row for row in rows if row["status"] == "ok"]
+    keys = _differing(rows)
+    _print_header(result, keys, console)
+    _print_transfers(measured, keys, result["scope"], console)
+    _print_setup(measured, keys, result["scope"], console)
+    _print_references(measured, result["references"], keys, result["scope"], console)
+    _print_errors([row for row in rows if row["status"] == "error"], keys, console)
+    if result["ratio"]:
+        from kvxfer.result.ratio_table import render_ratio
+
+        render_ratio(result["ratio"], result["assumptions"], console)
+    _print_verdict(result["verdict"], console)
+    _print_notices(result["notices"], console)
+    _print_terms(_terms(measured, result["references"]), console)
+
+
+def figure(value: float | None) -> str:
+    """At least three significant digits, an integer's all; `–` for None."""
+    if value is None:
+        return NONE
+    decimals = next((count for count, least in enumerate((100, 10, 1, 0.1, 0.01)) if abs(value) >= least), 5)
+    return f"{value:,.{decimals}f}" if value else "0"
+
+
+def milliseconds(ns: int | None) -> str:
+    return figure(None if ns is None else ns / 1e6)
+
+
+def plain(text: str) -> str:
+    """`text` on one line and without control characters: some of it comes from the other host."""
+    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
+
+
+# --- what stands above the tables -----------------------------------------------------------------------------------
+
+
+def _print_header(result: dict[str, Any], keys: Sequence[Key], console: Console) -> None:
+    scope = result["scope"]
+    lines = [
+        ("prefill", _host(result["host"])),
+        ("decode", _host(result["peer"]) if scope == "network" else "the same host"),
+        ("scope", f"{scope}: {SCOPES[scope]}"),
+    ]
+    if result["results"]:
+        lines.append(("all rows", _shared(result["results"][0], keys)))
+    console.print(Text(f"kvxfer {plain(result['kvxfer_version'])}, {plain(result['created_utc'])}", style="bold"))
+    _print_pairs(lines, console)
+
+
+def _host(host: dict[str, Any]) -> str:
+    cache = f", {host['llc_bytes'] / 2**20:.0f} MiB last-level cache" if host["llc_bytes"] else ""
+    memory = f"{host['memory_bytes'] / 2**30:.0f} GiB memory"
+    return f"{plain(host['hostname'])}: {plain(host['cpu_model'])}, {host['cpus']} CPUs, {memory}{cache}"
+
+
+def _differing(rows: Sequence[Row]) -> list[Key]:
+    """The keys in which `rows` differ."""
+    return [key for key in KEYS if len({key.cell(row) for row in rows}) > 1]
+
+
+def _shared(row: Row, keys: Sequence[Key]) -> str:
+    """What all rows have in common, taken from one of them: everything but `keys`."""
+    return ", ".join(key.sentence.format(key.cell(row)) for key in KEYS if key not in keys)
+
+
+# --- the tables -----------------------------------------------------------------------------------------------------
+
+
+def _print_transfers(rows: Sequence[Row], keys: Sequence[Key], scope: str, console: Console) -> None:
+    giga = any(row["bytes"] >= 1e9 for row in rows)
+    columns = [
+        _column(rows, "moved\nGB" if giga else "moved\nMB", lambda row: figure(row["bytes"] / (1e9 if giga else 1e6))),
+        _column(rows, "pieces", lambda row: f"{row['descriptors']:,}"),
+        _column(rows, "steady p50\nms ± 95 %", _median_with_interval),
+        _column(rows, "steady\nGB/s", lambda row: figure(row["bandwidth_gbyte_s"])),
+        _column(rows, "hand-over\np50 ms", lambda row: milliseconds(row["handover"]["p50_ns"])),
+        _column(rows, "cold\nms", lambda row: milliseconds(row["setup"]["cold_ns"]["p50"])),
+        _column(rows, "CPU s/GiB\nP / D", _cpu),
+        _column(rows, "p90\nms", lambda row: milliseconds(row["p90_ns"])),
+        _column(rows, "p99\nms", lambda row: milliseconds(row["p99_ns"])),
+        _column(rows, "beware", lambda row: ", ".join(_warnings(row)) or NONE, words=True),
+        _column(rows, "verified", lambda row: plain(row["verified"]), words=True),
+        _column(rows, "carried by", lambda row: plain(row["transport"]), words=True),
+    ]
+    _print_table(f"Transfers ({scope})", _key_columns(rows, keys), columns, console)
+
+
+def _print_setup(rows: Sequence[Row], keys: Sequence[Key], scope: str, console: Console) -> None:
+    """Phases down, rows of the result across: so they read as a sum."""
+    repeats = sorted({len(row["setup"]["cold_ns"]["samples"]) for row in rows})
+    title = f"Setup in ms, median (longest) of {' or '.join(map(str, repeats))} fresh starts ({scope})"
+    columns = [Column(_label(row, keys, "\n"), _phase_cells(row["setup"])) for row in rows]
+    _print_table(title, [Column("phase", list(PHASES.values()), words=True)], columns, console)
+
+
+def _print_references(
+    rows: Sequence[Row], references: Iterable[Row], keys: Sequence[Key], scope: str, console: Console
+) -> None:
+    speeds = {(reference["of"], reference["kind"]): reference["bandwidth_gbyte_s"] for reference in references}
+    compared = [row for row in rows if any((row["id"], kind) in speeds for kind in ("bulk", "memcpy"))]
+
+    def speed(kind: str) -> Column:
+        return _column(compared, f"{kind}\nGB/s", lambda row: figure(speeds.get((row["id"], kind))))
+
+    def share(kind: str) -> Column:
+        return _column(compared, f"row, %\nof {kind}", lambda row: _percent(row, speeds.get((row["id"], kind))))
+
+    row_speed = _column(compared, "row\nGB/s", lambda row: figure(row["bandwidth_gbyte_s"]))
+    columns = [row_speed, speed("bulk"), share("bulk"), speed("memcpy"), share("memcpy")]
+    title = f"Ceilings: the same bytes moved in simpler ways ({scope})"
+    _print_table(title, _key_columns(compared, keys), columns, console)
+
+
+def _print_table(title: str, keys: Sequence[Column], columns: Sequence[Column], console: Console) -> None:
+    """Print `columns` beside `keys`, in several tables where one would be too wide; no column without any value."""
+    remaining = [column for column in columns if any(cell != NONE for cell in column.cells)]
+    while remaining:
+        count = _how_many_fit(keys, remaining, console)
+        console.print()
+        console.print(Text(title, style="bold"))
+        console.print(_table([*keys, *remaining[:count]], console.width))
+        remaining = remaining[count:]
+        title = title.removesuffix(", continued") + ", continued"
+
+
+def _how_many_fit(keys: Sequence[Column], columns: Sequence[Column], console: Console) -> int:
+    """How many of `columns`, at least one, fit beside `keys`."""
+    unlimited = console.options.update(width=10_000)
+    for count in range(len(columns), 1, -1):
+        table = _table([*keys, *columns[:count]], console.width)
+        if console.measure(table, options=unlimited).maximum <= console.width:
+            return count
+    return 1
+
+
+def _table(columns: Sequence[Column], width: int) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        if column.words:
+            table.add_column(Text(column.header), overflow="fold", max_width=max(16, width // 5), vertical="top")
+        else:
+            table.add_column(Text(column.header), justify="right", no_wrap=True)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def _key_columns(rows: Sequence[Row], keys: Sequence[Key]) -> list[Column]:
+    tokens = _column(rows, "tokens", lambda row: str(row["tokens"]))
+    return [*(_column(rows, key.header, key.cell, words=True) for key in keys), tokens]
+
+
+def _column(rows: Sequence[Row], header: str, cell: Callable[[Row], str], words: bool = False) -> Column:
+    return Column(header, [cell(row) for row in rows], words)
+
+
+def _label(row: Row, keys: Sequence[Key], separator: str) -> str:
+    """What a row is called among the others."""
+    return separator.join([*(key.sentence.format(key.cell(row)) for key in keys), f"{row['tokens']} tokens"])
+
+
+# --- cells ----------------------------------------------------------------------------------------------------------
+
+
+def _median_with_interval(row: Row) -> str:
+    """The median and how far, in percent of it, the farther end of its 95 % interval is."""
+    middle = row["p50_ns"]
+    if row["ci95_ns"] is None or not middle:
+        return f"{milliseconds(middle)} ±   ? %"
+    low, high = row["ci95_ns"]
+    return f"{milliseconds(middle)} ± {100 * max(high - middle, middle - low) / middle:3.1f} %"
+
+
+def _phase_cells(setup: dict[str, Any]) -> list[str]:
+    """Median and longest of every phase, all with one decimal so that the column reads as a sum."""
+    longest = [_tenths(setup[phase]["max"]) for phase in PHASES]
+    width = max(map(len, longest))
+    return [f"{_tenths(setup[phase]['p50'])} ({most:>{width}})" for phase, most in zip(PHASES, longest, strict=True)]
+
+
+def _tenths(ns: int) -> str:
+    return "<0.1" if 0 < ns < 50_000 else f"{ns / 1e6:,.1f}"
+
+
+def _cpu(row: Row) -> str:
+    sides = [row["cpu_s_per_gib"][side] for side in ("prefill", "decode")]
+    if sides == [None, None]:
+        return NONE
+    return " / ".join(NONE if seconds is None else f"{seconds:.2f}" for seconds in sides)
+
+
+def _percent(row: Row, reference: float | None) -> str:
+    if not reference or row["bandwidth_gbyte_s"] is None:
+        return NONE
+    return f"{100 * row['bandwidth_gbyte_s'] / reference:.0f} %"
+
+
+def _warnings(row: Row) -> list[str]:
+    return [word for word, holds in WARNINGS.items() if holds(row)]
+
+
+# --- what stands below the tables -----------------------------------------------------------------------------------
+
+
+def _print_errors(rows: Sequence[Row], keys: Sequence[Key], console: Console) -> None:
+    if rows:
+        console.print()
+        console.print(Text("Rows that failed", style="bold red"))
+        _print_pairs([(_label(row, keys, " "), plain(row["error"])) for row in rows], console)
+
+
+def _print_verdict(verdict: dict[str, Any] | None, console: Console) -> None:
+    if verdict is not None:
+        console.print()
+        console.print(Text(f"Verdict: {plain(verdict.get('answer', NONE))}", style="bold"))
+        for reason in verdict.get("reasons", []):
+            console.print(Text(f"- {plain(reason)}"))
+
+
+def _print_notices(notices: Sequence[str], console: Console) -> None:
+    if notices:
+        console.print()
+        _print_pairs([("Note", plain(notice)) for notice in notices], console)
+
+
+TERMS = {
+    "steady": "a transfer after warm-up, from its post to the confirmation that every byte is in place",
+    "p50, p90, p99": "half, 90 %, 99 % of the transfers took at most this long; p90 takes 100 samples, p99 1000",
+    "± 95 %": "how far the true median may be from p50, in % of it, with 95 % confidence; ? with fewer than 6 samples",
+    "GB/s": "10⁹ bytes per second (MB and GB are decimal too)",
+    "moved": "the KV cache of one request as it goes over, in whole blocks",
+    "pieces": "separate stretches of memory that one request moves",
+    "fragmentation": "how a request's blocks lie: 0 one after the other, 1 no two side by side",
+    "hand-over": "from 'KV ready' on the prefill side to its hearing 'usable' from the decode side",
+    "cold": "from starting both processes to the first confirmed transfer",
+    "CPU s/GiB": "CPU seconds that the prefill (P) and the decode (D) side spend per 2³⁰ bytes",
+    "verified": "full: every byte of the first and last request, a mark in every piece of each; sample: some blocks",
+    "carried by": "the transport really used, whatever was asked for",
+    "setup": "the phases of each start sum to its cold time; their medians need not",
+    "bulk": "the same bytes over the same backend in one piece: what pieces cost is the difference",
+    "memcpy": "one thread copying the same pieces within this host's memory",
+    "not converged": "time was over before p50 was certain within 2 %; raise --max-seconds",
+    "not warm": "time was over before two windows of warm-up agreed; raise --max-seconds",
+    "noisy": "other processes took more than 5 % of the CPUs meanwhile; measure again on a quiet machine",
+    "hot": "the data stay in the CPU cache between uses, which a server's would not: faster than real",
+    "unverified": "nobody looked whether the bytes arrived right (--verify off)",
+}
+
+
+def _terms(rows: Sequence[Row], references: Iterable[Row]) -> list[str]:
+    """The terms to explain: those that this print uses, in the order of TERMS."""
+    if not rows:
+        return []
+    occasional = {"bulk", "memcpy", *WARNINGS}
+    used = {reference["kind"] for reference in references}.union(*(_warnings(row) for row in rows))
+    return [term for term in TERMS if term not in occasional or term in used]
+
+
+def _print_terms(terms: Sequence[str], console: Console) -> None:
+    if terms:
+        console.print()
+        console.print(Text("What the words mean", style="bold"))
+        _print_pairs([(term, TERMS[term]) for term in terms], console, style="dim")
+
+
+def _print_pairs(pairs: Iterable[tuple[str, str]], console: Console, style: str = "") -> None:
+    """Two columns, the second wrapped beside the first."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(overflow="fold", max_width=max(16, console.width // 3))
+    grid.add_column()
+    for left, right in pairs:
+        grid.add_row(Text(left, style=style), Text(right, style=style))
+    console.print(grid)
