@@ -1,0 +1,86 @@
+// Lanes: authenticated TCP connections between two contexts, for backends that have no wire-up of their own.
+//
+// A client opens all lanes of a peer at once; several clients may do so at the same time. Each begins with the 32-byte token that both sides got over the control channel;
+// the listener compares it before it reads, parses or allocates anything else, and drops the connection when it is wrong, late
+// or cut. Then both sides say their protocol version. Integers on the wire are little-endian.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <sys/uio.h>
+#include <utility>
+#include <vector>
+
+#include "backend/clock.h"
+#include "backend/error.h"
+
+namespace kvxfer {
+
+inline constexpr std::uint16_t lane_protocol = 1;
+inline constexpr std::uint16_t max_lanes = 64;
+
+// Owns a file descriptor.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(fd) {}
+  ~Socket();
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  int fd() const { return fd_; }
+  bool open() const { return fd_ >= 0; }
+  // Ends both directions and wakes every thread that waits on the socket; the descriptor stays valid until destruction.
+  void shut() const;
+
+ private:
+  int fd_ = -1;
+};
+
+// Blocking transfers of whole buffers. 0, or the error code; a closed connection is ECONNRESET.
+int send_all(int fd, const void* data, std::size_t bytes);
+int receive_all(int fd, void* data, std::size_t bytes);
+// Both consume `vectors` (entries are advanced).
+int send_vectors(int fd, iovec* vectors, std::size_t count);
+int receive_vectors(int fd, iovec* vectors, std::size_t count);
+
+class LaneListener {
+ public:
+  // Throws Error(unavailable) when the address or port cannot be had.
+  LaneListener(const std::string& address, std::uint16_t port, std::string token);
+  ~LaneListener();
+  // host:port, IPv6 addresses in brackets.
+  std::string endpoint() const;
+  // All lanes of the next client, in order; what other clients have opened by then stays for the next call. Throws
+  // Error(peer_lost) at the deadline or when interrupted, Error(usage) when a client speaks another protocol version.
+  std::vector<Socket> accept(Deadline deadline);
+  // Ends accept(), now and from now on. From any thread.
+  void interrupt() const;
+
+ private:
+  struct Pending;
+  struct Client;
+
+  void take_connection();
+  void read_pending();
+  void admit(Pending& one);
+  std::vector<Socket> take_complete_client();
+
+  Socket socket_;
+  Socket wake_;  // an eventfd
+  std::string token_;
+  std::vector<Pending> pending_;  // at most max_pending; a full hello makes it a lane of a client
+  std::vector<Client> clients_;   // at most max_clients, in order of their first lane
+};
+
+// `count` lanes to one listener. Throws Error(peer_lost) when it cannot be reached or drops us, Error(usage) on another
+// protocol version or a malformed endpoint.
+std::vector<Socket> connect_lanes(const std::string& endpoint, const std::string& token, std::uint16_t count,
+                                  Deadline deadline);
+
+// The interface that carries a connection, "lo" when both ends are on this host.
+std::string interface_of(int fd);
+
+}  // namespace kvxfer

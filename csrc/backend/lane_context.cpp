@@ -1,0 +1,151 @@
+#include "backend/lane_context.h"
+
+#include <cstdint>
+#include <system_error>
+
+namespace kvxfer {
+
+namespace {
+
+constexpr std::size_t event_room = 8192;
+constexpr std::uint32_t keys_magic = 0x4b58564b;
+
+Error closed_error() { return Error(Fault::usage, "the context is closed"); }
+
+void require_host(MemoryKind kind) {
+  if (kind != MemoryKind::host) throw Error(Fault::unavailable, "this backend moves host memory only");
+}
+
+}  // namespace
+
+LaneContext::LaneContext(Capabilities capabilities, std::string token, std::uint16_t lanes)
+    : capabilities_(std::move(capabilities)), token_(std::move(token)), lane_count_(lanes), events_(event_room) {}
+
+LaneContext::~LaneContext() { LaneContext::close(); }
+
+void LaneContext::require_open() const {
+  const std::lock_guard lock(mutex_);
+  if (closed_) throw closed_error();
+}
+
+Region LaneContext::allocate(std::uint64_t bytes, MemoryKind kind, int) {
+  require_open();
+  require_host(kind);
+  mappings_.emplace_back(bytes);
+  return register_memory(mappings_.back().address(), bytes, kind);
+}
+
+// Sockets need no registration: a region is only remembered, to check descriptors against.
+Region LaneContext::register_memory(std::byte* address, std::uint64_t bytes, MemoryKind kind) {
+  require_open();
+  require_host(kind);
+  if (address == nullptr || bytes == 0) throw Error(Fault::usage, "a region needs an address and a size");
+  if (bytes > UINTPTR_MAX - reinterpret_cast<std::uintptr_t>(address))
+    throw Error(Fault::usage, "a region of " + std::to_string(bytes) + " bytes ends beyond the address space");
+  regions_.push_back({static_cast<std::uint32_t>(regions_.size()), kind, address, bytes});
+  return regions_.back();
+}
+
+std::string LaneContext::listen(const std::string& address, std::uint16_t port) {
+  require_open();
+  const auto listener = std::make_shared<LaneListener>(address, port, token_);
+  const std::lock_guard lock(mutex_);
+  if (closed_) throw closed_error();
+  listener_ = listener;
+  return listener->endpoint();
+}
+
+std::shared_ptr<Peer> LaneContext::accept(Deadline deadline) {
+  require_open();
+  std::shared_ptr<LaneListener> listener;
+  {
+    const std::lock_guard lock(mutex_);
+    listener = listener_;
+  }
+  if (!listener) throw Error(Fault::usage, "accept before listen");
+  return adopt(listener->accept(deadline));
+}
+
+std::shared_ptr<Peer> LaneContext::connect(const std::string& endpoint, Deadline deadline) {
+  require_open();
+  return adopt(connect_lanes(endpoint, token_, lane_count_, deadline));
+}
+
+std::shared_ptr<Peer> LaneContext::adopt(std::vector<Socket> lanes) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) throw closed_error();
+  auto peer = make_peer(events_, static_cast<std::uint32_t>(peers_.size()), std::move(lanes));
+  try {
+    peer->start();
+  } catch (const std::system_error&) {
+    peer->close();
+    throw Error(Fault::unavailable, "no more threads to be had for the peer's connections");
+  }
+  peers_.push_back(peer);
+  return peer;
+}
+
+std::string LaneContext::export_keys(std::span<const Region> regions) {
+  std::string keys(reinterpret_cast<const char*>(&keys_magic), sizeof keys_magic);
+  for (const Region& region : regions) {
+    const std::uint64_t entry[2] = {region.id, region.bytes};
+    keys.append(reinterpret_cast<const char*>(entry), sizeof entry);
+  }
+  return keys;
+}
+
+LanePeer& LaneContext::own(const Peer& peer) const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& mine : peers_)
+    if (mine.get() == &peer) return *mine;
+  throw Error(Fault::usage, "the peer belongs to another context");
+}
+
+LanePlan& LaneContext::own(Plan& plan) const {
+  auto* mine = dynamic_cast<LanePlan*>(&plan);
+  if (mine == nullptr) throw Error(Fault::usage, "the plan belongs to another context");
+  own(mine->peer());
+  return *mine;
+}
+
+std::shared_ptr<Plan> LaneContext::prepare(Peer& peer, const PlanArrays& arrays, Deadline deadline) {
+  return own(peer).prepare(arrays, regions_, deadline);
+}
+
+void LaneContext::arm(Plan& plan, Op op, std::span<const std::uint32_t>, std::uint64_t tag) {
+  LanePlan& mine = own(plan);
+  mine.peer().arm(mine, op, tag);
+}
+
+void LaneContext::post(Plan& plan, Op op, std::span<const std::uint32_t> segments, std::uint64_t tag,
+                       const ReadyFlag* ready) {
+  LanePlan& mine = own(plan);
+  mine.peer().post(mine, op, segments, tag, ready);
+}
+
+void LaneContext::release(Peer& peer, std::uint64_t tag) { own(peer).release(tag); }
+
+bool LaneContext::cancel(Peer& peer, std::uint64_t tag) { return own(peer).cancel(tag); }
+
+std::size_t LaneContext::poll(std::span<Event> events, Deadline deadline) { return events_.pop(events, deadline); }
+
+std::uint64_t LaneContext::bytes_moved() const {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t sum = 0;
+  for (const auto& peer : peers_) sum += peer->bytes_moved();
+  return sum;
+}
+
+void LaneContext::close() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    if (listener_) listener_->interrupt();
+    listener_.reset();  // an accept() under way holds on to it until it notices
+  }
+  // peers_ grows no more; their threads need nothing of ours, and poll() goes on to tell how they end.
+  for (const auto& peer : peers_) peer->close();
+  events_.stop_waiting();
+}
+
+}  // namespace kvxfer

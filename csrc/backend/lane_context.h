@@ -1,0 +1,63 @@
+// What contexts have in common whose backend moves host memory between peers that are wired up over lanes.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/event_queue.h"
+#include "backend/lane.h"
+#include "backend/lane_peer.h"
+#include "memory/mapping.h"
+
+namespace kvxfer {
+
+class LaneContext : public Context {
+ public:
+  // `lanes`: connections that connect() opens per peer.
+  LaneContext(Capabilities capabilities, std::string token, std::uint16_t lanes);
+  ~LaneContext() override;
+
+  const Capabilities& capabilities() const override { return capabilities_; }
+  Region allocate(std::uint64_t bytes, MemoryKind kind, int numa) override;
+  Region register_memory(std::byte* address, std::uint64_t bytes, MemoryKind kind) override;
+  std::string listen(const std::string& address, std::uint16_t port) override;
+  std::shared_ptr<Peer> accept(Deadline deadline) override;
+  std::shared_ptr<Peer> connect(const std::string& endpoint, Deadline deadline) override;
+  std::string export_keys(std::span<const Region> regions) override;
+  std::shared_ptr<Plan> prepare(Peer& peer, const PlanArrays& arrays, Deadline deadline) override;
+  void arm(Plan& plan, Op op, std::span<const std::uint32_t> segments, std::uint64_t tag) override;
+  void post(Plan& plan, Op op, std::span<const std::uint32_t> segments, std::uint64_t tag,
+            const ReadyFlag* ready) override;
+  void release(Peer& peer, std::uint64_t tag) override;
+  bool cancel(Peer& peer, std::uint64_t tag) override;
+  std::size_t poll(std::span<Event> events, Deadline deadline) override;
+  void progress(Deadline) override {}  // the lanes have threads of their own
+  int event_fd() override { return events_.descriptor(); }
+  std::uint64_t bytes_moved() const override;
+  void close() noexcept override;
+
+ protected:
+  virtual std::shared_ptr<LanePeer> make_peer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes) = 0;
+
+ private:
+  std::shared_ptr<Peer> adopt(std::vector<Socket> lanes);
+  LanePeer& own(const Peer& peer) const;
+  LanePlan& own(Plan& plan) const;
+  void require_open() const;
+
+  const Capabilities capabilities_;
+  const std::string token_;
+  const std::uint16_t lane_count_;
+  EventQueue events_;
+  std::vector<Mapping> mappings_;
+  std::vector<Region> regions_;
+  mutable std::mutex mutex_;  // of what follows: close() comes from any thread
+  std::shared_ptr<LaneListener> listener_;
+  std::vector<std::shared_ptr<LanePeer>> peers_;
+  bool closed_ = false;
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,162 @@
+// What peers have in common whose backend wires up over lanes: keys, collective prepare, and small notices on lane 0.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <sys/uio.h>
+#include <thread>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/event_queue.h"
+#include "backend/lane.h"
+
+namespace kvxfer {
+
+enum class NoticeKind : std::uint32_t {
+  prepare = 1,     // plan, count = descriptors; payload: WireDescriptor[]
+  arm,             // plan, op, tag
+  release,         // tag
+  bye,             // the sender closes in order
+  request,         // plan, op, tag; payload: segment numbers (none: all). A pull (tcp), or any post (null)
+  confirm,         // tag: the target has every byte of a push
+  delivered,       // tag: the initiator has every byte of a pull
+  cancel_request,  // tag: the initiator of a pull wants no more
+  cancelled,       // plan, op, tag, count = bytes sent, total: no more will come
+  cancel_seen,     // tag: the target of a push will write no more
+};
+
+// Everything on lane 0 is one of these, then payload_bytes of payload.
+struct Notice {
+  std::uint32_t magic = 0x4e58564b;  // "KVXN"
+  NoticeKind kind = NoticeKind::bye;
+  std::uint32_t plan = 0;
+  Op op = Op::push;
+  std::uint8_t reserved[3] = {};
+  std::uint64_t tag = 0;
+  std::uint64_t count = 0;
+  std::uint64_t total = 0;
+  std::uint64_t payload_bytes = 0;
+};
+static_assert(sizeof(Notice) == 48);
+
+struct WireDescriptor {
+  std::uint32_t region = 0;
+  std::uint32_t reserved = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+};
+static_assert(sizeof(WireDescriptor) == 24);
+
+inline constexpr std::uint64_t max_descriptors = std::uint64_t{1} << 24;
+inline constexpr std::uint32_t max_inflight = 256;
+inline constexpr std::size_t max_last_events = 2 * max_inflight + 1;  // errors of all open transfers, and peer_lost
+
+// What a failed system call on a lane means to the user.
+std::string closed_or(int code);
+
+// The bytes [from, to) of a plan, counted through its descriptors in order.
+struct Range {
+  std::uint64_t from = 0;
+  std::uint64_t to = 0;
+};
+
+class LanePeer;
+
+class LanePlan final : public Plan {
+ public:
+  LanePlan(LanePeer& peer, std::uint32_t id, std::vector<iovec> pieces, std::span<const std::uint32_t> segment_starts);
+
+  std::uint64_t bytes() const override { return starts_.back(); }
+  std::uint32_t descriptors() const override { return static_cast<std::uint32_t>(pieces_.size()); }
+  std::uint32_t segments() const override { return static_cast<std::uint32_t>(segment_starts_.size()); }
+
+  LanePeer& peer() const { return peer_; }
+  std::uint32_t id() const { return id_; }
+  // Byte ranges of the segments, neighbours joined; all of the plan when none is named. No range is empty, unless it is the
+  // only one. Throws Error(usage) on an unknown segment and on more bytes than the plan has.
+  void ranges(std::span<const std::uint32_t> segments, std::vector<Range>& into) const;
+  // Fills `into` with the memory behind the plan's bytes from `at` on, at most `limit` bytes; returns the number of entries
+  // and advances `at`.
+  std::size_t pieces(std::uint64_t& at, std::uint64_t limit, std::span<iovec> into) const;
+
+ private:
+  LanePeer& peer_;
+  std::uint32_t id_;
+  std::vector<iovec> pieces_;
+  std::vector<std::uint64_t> starts_;  // byte position of each piece, and of the end
+  std::vector<std::uint32_t> segment_starts_;
+};
+
+class LanePeer : public Peer {
+ public:
+  LanePeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes);
+  ~LanePeer() override;
+
+  std::uint32_t id() const override { return id_; }
+  void import_keys(const std::string& keys) override;
+  std::string lost() const override;
+
+  std::shared_ptr<LanePlan> prepare(const PlanArrays& arrays, std::span<const Region> regions, Deadline deadline);
+  void arm(const LanePlan& plan, Op op, std::uint64_t tag);
+  void release(std::uint64_t tag);
+  virtual void post(LanePlan& plan, Op op, std::span<const std::uint32_t> segments, std::uint64_t tag,
+                    const ReadyFlag* ready) = 0;
+  virtual bool cancel(std::uint64_t tag) = 0;
+  virtual std::uint64_t bytes_moved() const { return 0; }
+
+  // Begins to read notices; called once the object is complete.
+  virtual void start();
+  // Idempotent, from any thread; joins every thread. Destructors of derived classes call it: the threads use their members.
+  void close() noexcept;
+
+ protected:
+  // The notices that only some backends use. Runs on the notice thread; must not wait for the application. Returns an
+  // explanation when the notice makes no sense.
+  virtual std::string handle(const Notice& notice, std::span<const std::uint32_t> segments) = 0;
+  // Ends every open transfer with an error event; called with mutex_ held.
+  virtual void end_open_transfers() = 0;
+
+  // Runs `body` on a thread that close() joins. Signals are for the application's threads; an exception loses the peer.
+  void run(std::function<void()> body);
+  void send(const Notice& notice, const void* payload = nullptr);
+  void emit(EventKind kind, std::uint64_t tag, Nanoseconds at = now_ns());
+  void emit_error(std::uint64_t tag);  // the end of a transfer when the peer is lost; safe with mutex_ held
+  // The peer is gone (or breaks the protocol): tells the application, wakes and ends every thread. Safe from any thread.
+  void fail(const std::string& why);
+  void require_alive() const;
+  LanePlan* plan(std::uint32_t id);  // nullptr when there is none; with mutex_ held
+
+  const std::vector<Socket> lanes_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stopping_ = false;  // under mutex_
+
+ private:
+  void read_notices();
+  void say_bye() noexcept;
+  std::string receive_notice(const Notice& notice);
+  std::string receive_prepare(const Notice& notice);
+  void compare_prepared(std::uint32_t id, const PlanArrays& arrays, const std::vector<WireDescriptor>& theirs) const;
+
+  EventQueue& events_;
+  const std::uint32_t id_;
+  std::mutex send_mutex_;
+  std::string lost_;                      // under mutex_
+  std::map<std::uint32_t, std::uint64_t> remote_regions_;  // id -> bytes
+  std::vector<std::shared_ptr<LanePlan>> plans_;           // under mutex_
+  std::map<std::uint32_t, std::vector<WireDescriptor>> prepared_by_peer_;  // under mutex_
+  std::uint64_t prepared_early_ = 0;       // descriptors in there
+  std::uint32_t next_of_peer_ = 0;         // the number of the plan that it prepares next; notice thread only
+  std::vector<std::uint32_t> segments_;    // of the notice being read; notice thread only
+  std::mutex close_mutex_;                 // of threads_, which grow only in start()
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,49 @@
+#include "backend/registry.h"
+
+#include <cstring>
+
+#include "backends/null/null.h"
+#include "backends/tcp/tcp.h"
+
+namespace kvxfer {
+
+Error system_error(Fault fault, const std::string& what, int code) {
+  return Error(fault, what + ": " + std::strerror(code));
+}
+
+namespace {
+constexpr BackendRow rows[] = {
+    {"tcp", "kernel TCP sockets, scatter/gather straight between blocks and socket", tcp::probe, tcp::open},
+    {"null", "moves nothing: what the harness itself costs", null::probe, null::open},
+};
+}  // namespace
+
+std::span<const BackendRow> backends() { return rows; }
+
+const BackendRow& find_backend(const std::string& name) {
+  std::string known;
+  for (const BackendRow& row : rows) {
+    if (name == row.name) return row;
+    known += known.empty() ? row.name : std::string(", ") + row.name;
+  }
+  throw Error(Fault::usage, "unknown backend '" + name + "'; this build has " + known);
+}
+
+std::int64_t option(const Options& options, const OptionBounds& bounds) {
+  const auto found = options.find(bounds.name);
+  if (found == options.end()) return bounds.otherwise;
+  if (found->second < bounds.low || found->second > bounds.high)
+    throw Error(Fault::usage, std::string(bounds.name) + "=" + std::to_string(found->second) + " is outside " +
+                                  std::to_string(bounds.low) + "…" + std::to_string(bounds.high));
+  return found->second;
+}
+
+void refuse_unknown(const Options& options, std::span<const OptionBounds> known) {
+  for (const auto& [name, value] : options) {
+    bool found = false;
+    for (const OptionBounds& bounds : known) found = found || name == bounds.name;
+    if (!found) throw Error(Fault::usage, "unknown backend option '" + name + "'");
+  }
+}
+
+}  // namespace kvxfer

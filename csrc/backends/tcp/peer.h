@@ -1,0 +1,119 @@
+// One peer of a tcp context: notices on lane 0, payload on the other lanes, a sending and a receiving thread for each of these.
+//
+// A transfer is a list of byte ranges of its plan. Whichever sending lane is free takes the next chunk of it, so the lanes stay
+// equally busy; a chunk says which bytes of the plan it carries, and the receiving lane reads them straight into the blocks.
+#pragma once
+
+#include <atomic>
+#include <optional>
+#include <vector>
+
+#include "backend/lane_peer.h"
+
+namespace kvxfer::tcp {
+
+struct Chunking {
+  std::uint64_t bytes;          // the share of a transfer that a lane takes at a time
+  std::size_t pieces_per_call;  // descriptors per system call
+};
+
+// Precedes every chunk on a data lane.
+struct ChunkHeader {
+  std::uint32_t magic = 0x4458564b;  // "KVXD"
+  std::uint32_t plan = 0;
+  std::uint64_t tag = 0;
+  std::uint64_t from = 0;   // position in the plan's bytes
+  std::uint64_t bytes = 0;  // that follow
+  std::uint64_t total = 0;  // of the whole transfer
+  Op op = Op::push;
+  std::uint8_t reserved[7] = {};
+};
+static_assert(sizeof(ChunkHeader) == 48);
+
+class TcpPeer final : public LanePeer {
+ public:
+  TcpPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes, Chunking chunking);
+  ~TcpPeer() override;
+
+  void start() override;
+  void post(LanePlan& plan, Op op, std::span<const std::uint32_t> segments, std::uint64_t tag,
+            const ReadyFlag* ready) override;
+  bool cancel(std::uint64_t tag) override;
+  std::vector<std::string> describe() const override;
+  std::uint64_t bytes_moved() const override { return bytes_moved_.load(std::memory_order_relaxed); }
+
+ protected:
+  std::string handle(const Notice& notice, std::span<const std::uint32_t> segments) override;
+  void end_open_transfers() override;
+
+ private:
+  enum class Role : std::uint8_t { send, receive };
+
+  // An open transfer as this side sees it.
+  struct Transfer {
+    bool open = false;
+    bool ended = false;  // told to the application; the slot is free once no lane writes from it
+    bool cancelling = false;
+    Role role = Role::send;
+    Op op = Op::push;
+    std::uint64_t tag = 0;
+    LanePlan* plan = nullptr;
+    std::uint64_t total = 0;
+    std::uint64_t moved = 0;
+    std::uint32_t chunks_out = 0;  // in the hands of lanes right now
+    // Sending: what is left to hand to lanes.
+    const ReadyFlag* ready = nullptr;
+    std::vector<Range> left;
+    std::size_t next_left = 0;
+    // Receiving: bytes that chunk headers have announced, and where a cancelled transfer stopped.
+    std::uint64_t announced = 0;
+    std::uint64_t stops_at = 0;
+
+    bool handed_out() const { return next_left == left.size(); }
+  };
+
+  struct Chunk {
+    Transfer* transfer = nullptr;
+    ChunkHeader header;
+  };
+
+  // What to do once the lock is released.
+  struct Outcome {
+    std::optional<NoticeKind> notice;
+    std::optional<EventKind> event;
+    Notice content;
+  };
+
+  void send_chunks(std::size_t lane);
+  void receive_chunks(std::size_t lane);
+  int send_chunk(int fd, const Chunk& chunk, std::vector<iovec>& room);
+  int receive_chunk(int fd, const ChunkHeader& header, const LanePlan& plan, std::vector<iovec>& room);
+  void perform(const Outcome& outcome);
+
+  // With mutex_ held:
+  Transfer* find(std::uint64_t tag, Role role, Op op);
+  // nullptr when max_inflight transfers that the same side initiated are open.
+  Transfer* open_transfer(std::uint64_t tag, Role role, Op op, LanePlan& plan);
+  static bool posted_here(Role role, Op op) { return (role == Role::send) == (op == Op::push); }
+  static Outcome tell(const Transfer& transfer, std::optional<EventKind> event, std::optional<NoticeKind> notice);
+  void free_if_idle(Transfer& transfer);
+  Outcome end(Transfer& transfer, EventKind event, std::optional<NoticeKind> notice);
+  bool take_chunk(Chunk& chunk, bool& waits_for_ready);
+  Outcome chunk_sent(const Chunk& chunk);
+  Outcome stop_sending(Transfer& transfer);
+  Outcome settle_received(Transfer& transfer);
+  std::string admit(const ChunkHeader& header, LanePlan*& plan, Transfer*& transfer);
+  // Without it; each returns why the peer must be given up, or nothing.
+  std::string start_sending(const Notice& notice, std::span<const std::uint32_t> segments);
+  std::string sender_stopped(const Notice& notice);
+  std::string answered(const Notice& notice);
+
+  const Chunking chunking_;
+  // Fixed size, under mutex_: max_inflight of each side, and what has ended while a lane still held a chunk of it.
+  std::vector<Transfer> transfers_;
+  std::size_t used_ = 0;               // slots beyond were never open
+  std::vector<Transfer*> send_queue_;  // in order of posting, under mutex_
+  std::atomic<std::uint64_t> bytes_moved_{0};
+};
+
+}  // namespace kvxfer::tcp

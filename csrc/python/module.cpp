@@ -1,0 +1,257 @@
+// kvxfer._native: the core as Python sees it. Everything that waits or works long releases the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+#include "backend/loop.h"
+#include "backend/registry.h"
+#include "memory/copy.h"
+#include "memory/mapping.h"
+#include "memory/parallel.h"
+#include "memory/pattern.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace kvxfer;
+
+namespace {
+
+template <typename T>
+using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <typename T>
+std::span<const T> view(const Array<T>& array) {
+  return {array.data(), array.size()};
+}
+
+using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+
+nb::bytes raw(const std::string& text) { return nb::bytes(text.data(), text.size()); }
+
+nb::bytes raw(const std::vector<Nanoseconds>& samples) {
+  return nb::bytes(samples.data(), samples.size() * sizeof(Nanoseconds));
+}
+
+std::string text(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+
+// A native Error becomes the KvxferError of its status.
+void translate(const std::exception_ptr& pointer, void*) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const Error& error) {
+    const nb::object made = nb::module_::import_("kvxfer.errors").attr("from_status")(
+        static_cast<int>(error.fault()), std::string(error.what()));
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
+  }
+}
+
+std::shared_ptr<Plan> prepare(Context& context, Peer& peer, const Array<std::uint32_t>& local_regions,
+                              const Array<std::uint64_t>& local_offsets, const Array<std::uint32_t>& remote_regions,
+                              const Array<std::uint64_t>& remote_offsets, const Array<std::uint64_t>& lengths,
+                              const Array<std::uint32_t>& segment_starts, Nanoseconds timeout_ns) {
+  const PlanArrays arrays{view(local_regions),  view(local_offsets), view(remote_regions),
+                          view(remote_offsets), view(lengths),       view(segment_starts)};
+  const nb::gil_scoped_release unlocked;
+  return context.prepare(peer, arrays, Deadline::after(timeout_ns));
+}
+
+std::vector<Event> poll(Context& context, std::size_t most, Nanoseconds timeout_ns) {
+  const nb::gil_scoped_release unlocked;
+  std::vector<Event> events(most);
+  events.resize(context.poll(events, Deadline::after(timeout_ns)));
+  return events;
+}
+
+PoolView make_view(const std::vector<std::pair<std::uint64_t, std::uint64_t>>& regions, std::uint32_t blocks) {
+  PoolView pool;
+  pool.blocks = blocks;
+  for (const auto& [address, block_bytes] : regions)
+    pool.regions.push_back({reinterpret_cast<std::byte*>(address), block_bytes});
+  return pool;
+}
+
+void require_blocks(const PoolView& pool, std::span<const std::uint32_t> table) {
+  for (const std::uint32_t block : table)
+    if (block >= pool.blocks) throw Error(Fault::usage, "block " + std::to_string(block) + " is outside the pool");
+}
+
+Verification verify_request(const PoolView& pool, const Array<std::uint32_t>& own, const Array<std::uint32_t>& source,
+                            std::uint64_t seed, std::uint64_t epoch, std::uint32_t every) {
+  if (own.size() != source.size() || every == 0) throw Error(Fault::usage, "tables of different length, or every 0");
+  require_blocks(pool, view(own));
+  const nb::gil_scoped_release unlocked;
+  return verify(pool, view(own), view(source), seed, epoch, every);
+}
+
+LoopResult loop(Context& context, Peer& peer, const std::vector<const LoopRequest*>& requests, const PoolView& pool,
+                Side side, Op op, std::uint64_t first_epoch, std::uint32_t count, std::uint32_t inflight, bool check,
+                std::uint64_t seed, Nanoseconds stall_ns) {
+  std::vector<LoopRequest> rotation;
+  for (const LoopRequest* request : requests) {
+    require_blocks(pool, side == Side::prefill ? request->prefill_table : request->decode_table);
+    rotation.push_back(*request);
+  }
+  const nb::gil_scoped_release unlocked;
+  return run_loop(context, peer, rotation, pool,
+                  {side, op, first_epoch, count, inflight, check, seed, stall_ns});
+}
+
+Nanoseconds copy(std::uint64_t to, const Array<std::uint64_t>& to_offsets, std::uint64_t from,
+                 const Array<std::uint64_t>& from_offsets, const Array<std::uint64_t>& lengths) {
+  if (to_offsets.size() != lengths.size() || from_offsets.size() != lengths.size())
+    throw Error(Fault::usage, "the arrays of a copy differ in length");
+  const nb::gil_scoped_release unlocked;
+  return copy_pieces(reinterpret_cast<std::byte*>(to), view(to_offsets), reinterpret_cast<const std::byte*>(from),
+                     view(from_offsets), view(lengths));
+}
+
+void bind_memory(nb::module_& m) {
+  nb::class_<Mapping>(m, "Mapping", "Anonymous memory, huge pages advised, every page touched; freed with the object.")
+      .def(nb::init<std::uint64_t>(), "bytes"_a, Unlocked())
+      .def_prop_ro("address", [](const Mapping& self) { return reinterpret_cast<std::uint64_t>(self.address()); })
+      .def_prop_ro("bytes", &Mapping::bytes);
+  nb::class_<PoolView>(m, "PoolView", "A paged pool: (address, block_bytes) of each region, and its number of blocks.")
+      .def("__init__", [](PoolView* self, const std::vector<std::pair<std::uint64_t, std::uint64_t>>& regions,
+                          std::uint32_t blocks) { new (self) PoolView(make_view(regions, blocks)); },
+           "regions"_a, "blocks"_a);
+  nb::class_<Verification>(m, "Verification")
+      .def_ro("bytes_checked", &Verification::bytes_checked)
+      .def_ro("wrong_words", &Verification::wrong_words)
+      .def_prop_ro("region", [](const Verification& self) { return self.first.region; })
+      .def_prop_ro("block", [](const Verification& self) { return self.first.block; })
+      .def_prop_ro("word", [](const Verification& self) { return self.first.word; });
+  m.def("fill", &fill, "pool"_a, "seed"_a, Unlocked());
+  m.def("poison", [](std::uint64_t address, std::uint64_t bytes) {
+    poison(reinterpret_cast<std::byte*>(address), bytes);
+  }, "address"_a, "bytes"_a, Unlocked());
+  m.def("verify", &verify_request, "pool"_a, "own"_a, "source"_a, "seed"_a, "epoch"_a, "every"_a);
+  m.def("copy_pieces", &copy, "to"_a, "to_offsets"_a, "source"_a, "from_offsets"_a, "lengths"_a);
+  m.def("usable_cores", &usable_cores);
+}
+
+void bind_words(nb::module_& m) {
+  nb::enum_<Op>(m, "Op").value("push", Op::push).value("pull", Op::pull);
+  nb::enum_<Side>(m, "Side").value("prefill", Side::prefill).value("decode", Side::decode);
+  nb::enum_<EventKind>(m, "EventKind")
+      .value("armed", EventKind::armed)
+      .value("local", EventKind::local)
+      .value("confirmed", EventKind::confirmed)
+      .value("delivered", EventKind::delivered)
+      .value("released", EventKind::released)
+      .value("cancelled", EventKind::cancelled)
+      .value("error", EventKind::error)
+      .value("peer_lost", EventKind::peer_lost);
+  nb::class_<Event>(m, "Event")
+      .def_ro("tag", &Event::tag)
+      .def_ro("kind", &Event::kind)
+      .def_ro("peer", &Event::peer)
+      .def_ro("time_ns", &Event::time_ns);
+  nb::class_<Region>(m, "Region")
+      .def_ro("id", &Region::id)
+      .def_prop_ro("address", [](const Region& self) { return reinterpret_cast<std::uint64_t>(self.address); })
+      .def_ro("bytes", &Region::bytes);
+  nb::class_<Capabilities>(m, "Capabilities")
+      .def_ro("one_sided", &Capabilities::one_sided)
+      .def_ro("needs_arm", &Capabilities::needs_arm)
+      .def_ro("own_memory", &Capabilities::own_memory)
+      .def_ro("moves_data", &Capabilities::moves_data)
+      .def_ro("push", &Capabilities::push)
+      .def_ro("pull", &Capabilities::pull)
+      .def_ro("max_inflight", &Capabilities::max_inflight);
+  nb::class_<Probe>(m, "Probe")
+      .def_ro("available", &Probe::available)
+      .def_ro("why_not", &Probe::why_not)
+      .def_ro("library_path", &Probe::library_path)
+      .def_ro("library_version", &Probe::library_version)
+      .def_ro("transports", &Probe::transports);
+  nb::class_<ReadyFlag>(m, "ReadyFlag", "A host flag that a post can wait for.")
+      .def("__init__", [](ReadyFlag* self) { new (self) ReadyFlag(0); })
+      .def("set", [](ReadyFlag& self) { self.store(1, std::memory_order_release); });
+}
+
+void bind_backend(nb::module_& m) {
+  nb::class_<Peer>(m, "Peer")
+      .def_prop_ro("id", &Peer::id)
+      .def("import_keys", [](Peer& self, const nb::bytes& keys) { self.import_keys(text(keys)); }, "keys"_a)
+      .def("describe", &Peer::describe)
+      .def_prop_ro("lost", &Peer::lost);
+  nb::class_<Plan>(m, "Plan")
+      .def_prop_ro("bytes", &Plan::bytes)
+      .def_prop_ro("descriptors", &Plan::descriptors)
+      .def_prop_ro("segments", &Plan::segments);
+  nb::class_<Context>(m, "Context")
+      .def_prop_ro("capabilities", &Context::capabilities, nb::rv_policy::copy)
+      .def("allocate", [](Context& self, std::uint64_t bytes) { return self.allocate(bytes, MemoryKind::host, -1); },
+           "bytes"_a, Unlocked())
+      .def("register_memory", [](Context& self, std::uint64_t address, std::uint64_t bytes) {
+        return self.register_memory(reinterpret_cast<std::byte*>(address), bytes, MemoryKind::host);
+      }, "address"_a, "bytes"_a, Unlocked())
+      .def("listen", &Context::listen, "address"_a, "port"_a, Unlocked())
+      .def("accept", [](Context& self, Nanoseconds timeout) { return self.accept(Deadline::after(timeout)); },
+           "timeout_ns"_a, Unlocked(), nb::keep_alive<0, 1>())
+      .def("connect", [](Context& self, const std::string& endpoint, Nanoseconds timeout) {
+        return self.connect(endpoint, Deadline::after(timeout));
+      }, "endpoint"_a, "timeout_ns"_a, Unlocked(), nb::keep_alive<0, 1>())
+      .def("export_keys", [](Context& self, const std::vector<Region>& regions) { return raw(self.export_keys(regions)); },
+           "regions"_a)
+      .def("prepare", &prepare, "peer"_a, "local_regions"_a, "local_offsets"_a, "remote_regions"_a, "remote_offsets"_a,
+           "lengths"_a, "segment_starts"_a, "timeout_ns"_a, nb::keep_alive<0, 1>())
+      .def("arm", [](Context& self, Plan& plan, Op op, const std::vector<std::uint32_t>& segments, std::uint64_t tag) {
+        self.arm(plan, op, segments, tag);
+      }, "plan"_a, "op"_a, "segments"_a, "tag"_a, Unlocked())
+      .def("post", [](Context& self, Plan& plan, Op op, const std::vector<std::uint32_t>& segments, std::uint64_t tag,
+                      const ReadyFlag* ready) { self.post(plan, op, segments, tag, ready); },
+           "plan"_a, "op"_a, "segments"_a, "tag"_a, "ready"_a = nb::none(), Unlocked(), nb::keep_alive<2, 6>())
+      .def("release", &Context::release, "peer"_a, "tag"_a, Unlocked())
+      .def("cancel", &Context::cancel, "peer"_a, "tag"_a, Unlocked())
+      .def("poll", &poll, "most"_a, "timeout_ns"_a)
+      .def("event_fd", &Context::event_fd)
+      .def_prop_ro("bytes_moved", &Context::bytes_moved)
+      .def("close", &Context::close, Unlocked());
+  m.def("backends", [] {
+    std::vector<std::pair<std::string, std::string>> rows;
+    for (const BackendRow& row : backends()) rows.emplace_back(row.name, row.summary);
+    return rows;
+  });
+  m.def("probe", [](const std::string& name) { return find_backend(name).probe(); }, "name"_a, Unlocked());
+  m.def("open_context", [](const std::string& name, const nb::bytes& token, const Options& options) {
+    if (token.size() != token_bytes) throw Error(Fault::usage, "a token has 32 bytes");
+    return find_backend(name).open(text(token), options);
+  }, "name"_a, "token"_a, "options"_a);
+}
+
+void bind_loop(nb::module_& m) {
+  nb::class_<LoopRequest>(m, "LoopRequest")
+      .def("__init__", [](LoopRequest* self, std::shared_ptr<Plan> plan, const Array<std::uint32_t>& prefill,
+                          const Array<std::uint32_t>& decode) {
+        if (prefill.size() != decode.size()) throw Error(Fault::usage, "the block tables differ in length");
+        const auto p = view(prefill);
+        const auto d = view(decode);
+        new (self) LoopRequest{std::move(plan), {p.begin(), p.end()}, {d.begin(), d.end()}};
+      }, "plan"_a, "prefill_table"_a, "decode_table"_a, nb::keep_alive<1, 2>());
+  nb::class_<LoopResult>(m, "LoopResult")
+      .def_prop_ro("transfer_ns", [](const LoopResult& self) { return raw(self.transfer_ns); })
+      .def_prop_ro("post_ns", [](const LoopResult& self) { return raw(self.post_ns); })
+      .def_prop_ro("handover_ns", [](const LoopResult& self) { return raw(self.handover_ns); })
+      .def_ro("wall_ns", &LoopResult::wall_ns)
+      .def_ro("wrong_epochs", &LoopResult::wrong_epochs);
+  m.def("run_loop", &loop, "context"_a, "peer"_a, "requests"_a, "pool"_a, "side"_a, "op"_a, "first_epoch"_a, "count"_a,
+        "inflight"_a, "check"_a, "seed"_a, "stall_ns"_a);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  nb::register_exception_translator(translate);
+  bind_memory(m);
+  bind_words(m);
+  bind_backend(m);
+  bind_loop(m);
+}
