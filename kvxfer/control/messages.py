@@ -1,13 +1,14 @@
 """The messages of the control channel: msgpack-encoded, typed, one union per direction.
 
-A run has a coordinator (the `bench` process), and two workers, one per side. The coordinator starts the prefill worker itself and asks
-a `serve` process to start the decode worker; serve passes commands and answers on unread. A command is answered by exactly one
-`Answer` or `Failed` with the same `seq`. Integers are bytes and nanoseconds. Nothing in a message is a path, a program or code.
+A run has a coordinator (the `bench` process), and two workers, one per side. The coordinator starts the prefill
+worker itself and asks a `serve` process to start the decode worker; serve passes commands and answers on unread. A
+command is answered by exactly one `Answer` or `Failed` with the same `seq`. Integers are bytes and nanoseconds.
+Nothing in a message is a path, a program or code.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -16,6 +17,9 @@ PROTOCOL = 1
 
 HEARTBEAT_S = 0.5
 """Every process of a run says at least this often that it lives."""
+
+MAX_PAIRS = 16
+"""Workers of one run at a time: one for each backend that is compared side by side."""
 
 SILENCE_S = 3.0
 """A process from which nothing was heard for so long is taken for dead."""
@@ -40,7 +44,7 @@ class HostInfo(msgspec.Struct, frozen=True):
     load_average: float = 0.0  # over one minute, at the start
 
 
-# --- what a worker is told, and what it answers ---------------------------------------------------------------------------------
+# --- what a worker is told, and what it answers ---
 
 
 class Open(Message, frozen=True):
@@ -75,7 +79,7 @@ class Register(Message, frozen=True):
 
 
 class Connect(Message, frozen=True):
-    """Phase connect: the prefill side connects to `endpoint`, the decode side (endpoint "") accepts. Answered by Done."""
+    """Phase connect: the prefill side connects to `endpoint`, the decode side ("") accepts. Answered by Done."""
 
     endpoint: str
     timeout_ns: int
@@ -98,8 +102,9 @@ class Keys(Message, frozen=True):
 class Prepare(Message, frozen=True):
     """Phase prepare: one transfer plan per request, from both sides' block tables.
 
-    `tables_prefill` and `tables_decode` hold uint32 little-endian block numbers, request after request, `blocks` of them each.
-    `bulk` prepares instead one plan of a single descriptor over the first bytes of the whole pool. Answered by Prepared.
+    `tables_prefill` and `tables_decode` hold uint32 little-endian block numbers, request after request, `blocks` of
+    them each. `bulk` prepares instead one plan of a single descriptor over the first bytes of the whole pool.
+    Answered by Prepared.
     """
 
     blocks: int
@@ -116,14 +121,14 @@ class Prepared(Message, frozen=True):
 
 
 class Fill(Message, frozen=True):
-    """Write the pattern of every request into the pool (prefill side), or the poison (decode side). Answered by Done."""
+    """Write the pattern into the whole pool (prefill side), or the poison (decode side). Answered by Done."""
 
     seed: int
     poison: bool
 
 
 class Verify(Message, frozen=True):
-    """Compare one request on the decode side with the pattern, every byte or `blocks_checked` blocks of it. Answered by Verified."""
+    """Compare a request on the decode side with the pattern, every `every`-th block of it. Answered by Verified."""
 
     seed: int
     request: int
@@ -147,6 +152,7 @@ class Run(Message, frozen=True):
     check: bool  # stamp and check an epoch word in every block of every region
     bulk: bool
     stall_ns: int  # give up when nothing moves for so long
+    seed: int = 0
 
 
 class Ran(Message, frozen=True):
@@ -163,7 +169,7 @@ class Ran(Message, frozen=True):
 
 
 class Copy(Message, frozen=True):
-    """The memcpy reference: copy the pieces of request 0 into other memory of the same kind, one thread. Answered by Copied."""
+    """The memcpy reference: one thread copies the pieces of request 0 within host memory. Answered by Copied."""
 
     max_bytes: int
     max_ns: int
@@ -191,14 +197,29 @@ class Done(Message, frozen=True):
 
 
 WorkerCommand = (
-    Open | Allocate | Register | Connect | ExportKeys | ImportKeys | Prepare | Fill | Verify | Run | Copy | Describe | Ping
+    Open
+    | Allocate
+    | Register
+    | Connect
+    | ExportKeys
+    | ImportKeys
+    | Prepare
+    | Fill
+    | Verify
+    | Run
+    | Copy
+    | Describe
+    | Ping
 )
 WorkerAnswer = Opened | Done | Keys | Prepared | Verified | Ran | Copied | Described
 
 
 class Command(Message, frozen=True):
+    """`seq` is unique in a run; `pair` says which of the run's workers is meant."""
+
     seq: int
     body: WorkerCommand
+    pair: int = 0
 
 
 class Answer(Message, frozen=True):
@@ -218,7 +239,7 @@ class Heartbeat(Message, frozen=True):
     pass
 
 
-# --- what the coordinator and serve say to each other beside that -----------------------------------------------------------------
+# --- what the coordinator and serve say to each other beside that ---
 
 
 class Hello(Message, frozen=True):
@@ -238,7 +259,9 @@ class Welcome(Message, frozen=True):
 
 
 class Launch(Message, frozen=True):
-    """Start a fresh worker (ending an earlier one of this client). Answered by Launched or Failed."""
+    """Start a fresh worker (ending an earlier one of this number). Answered by Launched or Failed."""
+
+    pair: int = 0
 
 
 class Launched(Message, frozen=True):
@@ -246,7 +269,9 @@ class Launched(Message, frozen=True):
 
 
 class Dismiss(Message, frozen=True):
-    """End the worker. Answered by Dismissed when it is gone."""
+    """End the worker of this number. Answered by Dismissed when it is gone."""
+
+    pair: int = 0
 
 
 class Dismissed(Message, frozen=True):
@@ -264,9 +289,11 @@ FromServer = Welcome | Launched | Answer | Failed | Dismissed | Heartbeat
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
-_from_worker = msgspec.msgpack.Decoder(FromWorker)
-_to_server = msgspec.msgpack.Decoder(ToServer)
-_from_server = msgspec.msgpack.Decoder(FromServer)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+_to_server: msgspec.msgpack.Decoder[ToServer] = msgspec.msgpack.Decoder(ToServer)
+_from_server: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
+
+T = TypeVar("T")
 
 
 def encode(message: Message) -> bytes:
@@ -274,20 +301,27 @@ def encode(message: Message) -> bytes:
 
 
 def decode_to_worker(data: bytes) -> ToWorker:
-    """Raises msgspec.DecodeError or ValidationError (its subclass) on anything else."""
-    return _to_worker.decode(data)
+    """Raises msgspec.DecodeError (or ValidationError, its subclass) on anything else."""
+    return _decode(_to_worker, data)
 
 
 def decode_from_worker(data: bytes) -> FromWorker:
     """Raises msgspec.DecodeError on anything else."""
-    return _from_worker.decode(data)
+    return _decode(_from_worker, data)
 
 
 def decode_to_server(data: bytes) -> ToServer:
     """Raises msgspec.DecodeError on anything else."""
-    return _to_server.decode(data)
+    return _decode(_to_server, data)
 
 
 def decode_from_server(data: bytes) -> FromServer:
     """Raises msgspec.DecodeError on anything else."""
-    return _from_server.decode(data)
+    return _decode(_from_server, data)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    try:
+        return decoder.decode(data)
+    except RecursionError as error:
+        raise msgspec.DecodeError("the message nests too deeply") from error

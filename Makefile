@@ -1,0 +1,71 @@
+# make bench     what moving Llama-3.1-70B's KV cache costs on this machine
+# make test      everything that is quick; make test-full adds what is slow
+# make install   the shared part: .venv with kvxfer in it
+# Each does its own set-up and redoes nothing that is up to date.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+NATIVE := CMakeLists.txt $(shell find csrc topology -type f)
+CXX_SOURCES := $(shell find csrc -name '*.h' -o -name '*.cpp')
+CMAKE := $(BIN)/cmake
+CTEST := $(BIN)/ctest --output-on-failure --no-tests=error --test-dir
+JOBS := $(shell nproc 2>/dev/null || echo 2)
+BENCH_ARGS ?=
+
+.PHONY: bench test test-full install install-dev lint test-native test-python sanitize test-slow clean
+
+bench: install
+	$(BIN)/python -m kvxfer.bench --model 70b $(BENCH_ARGS)
+
+test: lint test-native test-python
+
+test-full: sanitize test-slow
+
+install: .venv/installed
+
+install-dev: .venv/installed-dev
+
+.venv/created:
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
+	@touch $@
+
+# Built in place (build/), so that a change compiles only what it touches; that needs the build's tools in the venv itself.
+.venv/installed: .venv/created pyproject.toml constraints.txt $(NATIVE)
+	$(PIP) cmake ninja nanobind scikit-build-core
+	$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+.venv/installed-dev: .venv/installed
+	$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+lint: install-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
+
+test-native: install-dev
+	$(CMAKE) -S . -B build/tests -DKVXFER_PYTHON=OFF -DKVXFER_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo -Wno-dev > build/tests.log 2>&1 || (cat build/tests.log; false)
+	$(CMAKE) --build build/tests --parallel $(JOBS) >> build/tests.log 2>&1 || (cat build/tests.log; false)
+	$(CTEST) build/tests
+
+test-python: install-dev
+	$(BIN)/pytest -m 'not slow'
+
+test-slow: install-dev
+	$(BIN)/pytest -m slow
+
+sanitize: sanitize-address sanitize-thread
+
+sanitize-address: SANITIZE := address,undefined
+sanitize-thread: SANITIZE := thread
+sanitize-address sanitize-thread: install-dev
+	$(CMAKE) -S . -B build/$@ -DKVXFER_PYTHON=OFF -DKVXFER_TESTS=ON -DKVXFER_SANITIZE=$(SANITIZE) -Wno-dev > build/$@.log 2>&1 || (cat build/$@.log; false)
+	$(CMAKE) --build build/$@ --parallel $(JOBS) >> build/$@.log 2>&1 || (cat build/$@.log; false)
+	$(CTEST) build/$@
+
+clean:
+	rm -rf .venv build dist

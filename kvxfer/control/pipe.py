@@ -1,0 +1,85 @@
+"""Messages over an inherited stream socket between a process and the worker it started: a 4-byte length, then the
+message.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+
+LENGTH = struct.Struct("<I")
+MAX_BYTES = 256 << 20
+
+
+class PipeClosedError(Exception):
+    """The other end is gone, or does not take what is sent."""
+
+
+class Pipe:
+    """One end. Sending gives up after `send_timeout_s`; receiving never blocks in the middle of a message."""
+
+    def __init__(self, end: socket.socket, send_timeout_s: float = 3.0) -> None:
+        self._socket = end
+        self._timeout = send_timeout_s
+        self._socket.setblocking(False)
+        self._buffer = bytearray()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, data: bytes) -> None:
+        """Raises PipeClosedError."""
+        left = memoryview(LENGTH.pack(len(data)) + data)
+        give_up_at = time.monotonic() + self._timeout
+        while left:
+            try:
+                left = left[self._socket.send(left, socket.MSG_NOSIGNAL) :]
+            except BlockingIOError:
+                remaining = give_up_at - time.monotonic()
+                if remaining <= 0 or not select.select([], [self._socket], [], remaining)[1]:
+                    raise PipeClosedError("it takes no more messages") from None
+            except OSError as error:
+                raise PipeClosedError(str(error)) from error
+
+    def receive(self, timeout_s: float | None) -> list[bytes]:
+        """The messages that are there, after waiting for the first at most so long (None: for ever).
+
+        Raises PipeClosedError when the other end is gone and nothing is left to hand out.
+        """
+        if not self._complete():
+            select.select([self._socket], [], [], timeout_s)
+        closed = self._read()
+        messages = []
+        while self._complete():
+            (length,) = LENGTH.unpack_from(self._buffer)
+            messages.append(bytes(self._buffer[LENGTH.size : LENGTH.size + length]))
+            del self._buffer[: LENGTH.size + length]
+        if closed and not messages:
+            raise PipeClosedError("it closed the connection")
+        return messages
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _complete(self) -> bool:
+        if len(self._buffer) < LENGTH.size:
+            return False
+        (length,) = LENGTH.unpack_from(self._buffer)
+        if length > MAX_BYTES:
+            raise PipeClosedError("it sent a message of impossible length")
+        return bool(len(self._buffer) >= LENGTH.size + length)
+
+    def _read(self) -> bool:
+        """Take what the socket holds; True when the other end is closed."""
+        while True:
+            try:
+                data = self._socket.recv(1 << 20)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+            if not data:
+                return True
+            self._buffer += data

@@ -1,0 +1,74 @@
+"""The second process of a run without --peer: a server for this bench alone, on a socket only this user can reach.
+
+python -m kvxfer.measure.local ENDPOINT OWNER_FD
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvxfer.errors import UnavailableError
+
+DATA_ADDRESS = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def local_server() -> Iterator[str]:
+    """Start one; yields its endpoint. It ends with the context, or by itself when this process dies."""
+    directory = _private_directory()
+    endpoint = f"ipc://{directory / 'control'}"
+    reader, writer = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kvxfer.measure.local", endpoint, str(reader)],
+            pass_fds=[reader],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=None if "KVXFER_DEBUG" in os.environ else subprocess.DEVNULL,
+        )
+        os.close(reader)
+        try:
+            yield endpoint
+        finally:
+            os.close(writer)  # tells the server to end
+            try:
+                process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _private_directory() -> Path:
+    """For the socket; its path must be short (107 characters), which a long TMPDIR would break."""
+    for parent in (None, "/tmp"):
+        with contextlib.suppress(OSError):
+            directory = Path(tempfile.mkdtemp(prefix="kvxfer-", dir=parent))
+            if len(str(directory)) < 90:
+                return directory
+            directory.rmdir()
+    raise UnavailableError("no directory for the control socket: neither TMPDIR nor /tmp can be written; set TMPDIR")
+
+
+def main() -> None:
+    from kvxfer.control.channel import server_socket
+    from kvxfer.measure.server import Server, Settings
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the owner decides
+    endpoint, owner = sys.argv[1], int(sys.argv[2])
+    with server_socket(endpoint, None, frozenset()) as socket:
+        Server(socket, Settings(data_address=DATA_ADDRESS, owner_fd=owner), lambda _: None).run()
+    shutil.rmtree(Path(endpoint.removeprefix("ipc://")).parent, ignore_errors=True)  # the owner may be dead
+
+
+if __name__ == "__main__":
+    main()

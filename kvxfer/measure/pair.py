@@ -1,0 +1,213 @@
+"""A fresh pair of workers, set up phase by phase with every phase timed."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvxfer.cache.tables import BlockTables
+from kvxfer.control import messages as m
+from kvxfer.errors import WrongBytesError
+from kvxfer.measure.request import Effort, Row
+from kvxfer.measure.session import Session
+
+PHASES = ("library", "context", "allocate", "register", "connect", "exchange", "prepare", "first", "other")
+CONNECT_NS = 10_000_000_000
+STALL_NS = 20_000_000_000
+SAMPLED_BLOCKS = 64  # --verify sample compares about so many blocks
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples of requests that ran one after another (or in flight together)."""
+
+    transfer_ns: npt.NDArray[np.int64]
+    post_ns: npt.NDArray[np.int64]
+    handover_ns: npt.NDArray[np.int64]
+    wall_ns: int
+    prefill: m.Ran
+    decode: m.Ran
+
+
+class Pair:
+    """Both workers of a row, ready to run. Made by set_up()."""
+
+    def __init__(
+        self, session: Session, number: int, row: Row, tables: BlockTables, effort: Effort, peer_host: str
+    ) -> None:
+        self.row = row
+        self._number = number
+        self.setup_ns: dict[str, int] = {}
+        self.descriptors = 0
+        self.verified_bytes = 0
+        self._session = session
+        self._tables = tables
+        self._verify = effort.verify
+        self._peer_host = peer_host
+        self._epoch = 0
+        self.opened: m.Opened
+
+    @property
+    def plans(self) -> int:
+        return len(self._tables.prefill)
+
+    def set_up(self) -> None:
+        """All phases up to the first confirmed transfer; setup_ns then holds each of them, and cold_ns, their sum.
+
+        The clock stands while test data is written: an engine's cache is filled by its prefill.
+        """
+        session, row = self._session, self.row
+        began = time.monotonic_ns()
+        phases: dict[str, int] = {}
+        session.launch(self._number)
+        session.both(self._number, m.Ping(), m.Ping(), m.Done)  # until both processes have started: part of other
+        token = secrets.token_bytes(32)
+
+        start = time.monotonic_ns()
+        command = m.Open(row.backend, token, row.options, "", 0)
+        prefill, decode = session.both(self._number, command, command, m.Opened)
+        self.opened = prefill
+        phases["library"] = max(prefill.library_ns, decode.library_ns)
+        phases["context"] = max(0, time.monotonic_ns() - start - phases["library"])
+
+        allocate = m.Allocate(row.spec.block_bytes, self._tables.pool_blocks)
+        phases["allocate"] = self._timed(allocate, allocate)
+        phases["register"] = self._timed(m.Register(), m.Register())
+        endpoint = self._reachable(decode.endpoint)
+        phases["connect"] = self._timed(m.Connect(endpoint, CONNECT_NS), m.Connect("", CONNECT_NS))
+        phases["exchange"] = self._exchange()
+        phases["prepare"] = self._prepare()
+        prepared = time.monotonic_ns()
+
+        self._fill()
+        first = self.run(1)
+        phases["first"] = int(first.transfer_ns[0])
+        cold = prepared - began + phases["first"]
+        phases["other"] = cold - sum(phases.values())
+        self.setup_ns = {f"{phase}_ns": phases[phase] for phase in PHASES} | {"cold_ns": cold}
+        self.verify_last()
+
+    def run(self, count: int, *, bulk: bool = False) -> Batch:
+        """Move `count` requests. Raises WrongBytesError when an epoch word did not arrive."""
+        command = m.Run(
+            op=self.row.op,
+            first_epoch=self._epoch + 1,
+            count=count,
+            inflight=1 if bulk else self.row.inflight,
+            check=self._verifies and not bulk,
+            bulk=bulk,
+            stall_ns=STALL_NS,
+            seed=self.row.seed,
+        )
+        self._epoch += count
+        prefill, decode = self._session.both(self._number, command, command, m.Ran)
+        if decode.wrong_epochs:
+            raise WrongBytesError(
+                f"{self.row.id}: {decode.wrong_epochs} blocks of {count} requests did not carry their request's epoch: "
+                "old or misplaced bytes were confirmed as delivered"
+            )
+        initiator = prefill if self.row.op == "push" else decode
+        return Batch(
+            transfer_ns=np.frombuffer(initiator.transfer_ns, np.int64),
+            post_ns=np.frombuffer(initiator.post_ns, np.int64),
+            handover_ns=np.frombuffer(prefill.handover_ns, np.int64),
+            wall_ns=initiator.wall_ns,
+            prefill=prefill,
+            decode=decode,
+        )
+
+    def run_verified(self) -> None:
+        """One more request into a poisoned pool, compared byte by byte."""
+        if not self._verifies:
+            return
+        self._session.decode(self._number, m.Fill(self.row.seed, poison=True), m.Done)
+        self.run(1)
+        self.verify_last()
+
+    def verify_last(self) -> None:
+        """Compare the request that ran last. Raises WrongBytesError."""
+        if not self._verifies:
+            return
+        pairs = self._tables.prefill.shape[1] * len(self.row.spec.block_bytes)
+        every = 1 if self._verify == "full" else max(1, pairs // SAMPLED_BLOCKS)
+        command = m.Verify(self.row.seed, self._epoch % self.plans, self._epoch, every)
+        found = self._session.decode(self._number, command, m.Verified)
+        if found.wrong_words:
+            raise WrongBytesError(
+                f"{self.row.id}: {found.wrong_words} words of 8 bytes arrived wrong or in the wrong place, the first "
+                f"in {found.where}; nothing measured over this path can be trusted"
+            )
+        self.verified_bytes += found.bytes_checked
+
+    def end(self) -> None:
+        """End both workers."""
+        self._session.dismiss(self._number)
+
+    def prepare_bulk(self) -> None:
+        """A plan of one descriptor with as many bytes as the request."""
+        command = m.Prepare(1, b"", b"", 1, CONNECT_NS, bulk_bytes=self.row.bytes)
+        self._session.both(self._number, command, command, m.Prepared)
+
+    def copy(self, max_bytes: int, max_ns: int) -> tuple[int, npt.NDArray[np.int64]]:
+        """The memcpy reference: (bytes copied, samples in ns)."""
+        copied = self._session.prefill(self._number, m.Copy(max_bytes, max_ns), m.Copied)
+        return copied.bytes_copied, np.frombuffer(copied.samples_ns, np.int64)
+
+    def transport(self) -> str:
+        """What carried the bytes, each kind once."""
+        lanes = self._session.prefill(self._number, m.Describe(), m.Described).lanes
+        return "+".join(dict.fromkeys(lanes))
+
+    def control_rtt_ns(self, pings: int = 21) -> int:
+        """Median round trip to the decode worker over the control channel."""
+        times = []
+        for _ in range(pings):
+            began = time.monotonic_ns()
+            self._session.decode(self._number, m.Ping(), m.Done)
+            times.append(time.monotonic_ns() - began)
+        return int(np.median(times))
+
+    @property
+    def _verifies(self) -> bool:
+        return self.opened.moves_data and self._verify != "off"
+
+    def _timed(self, prefill: m.WorkerCommand, decode: m.WorkerCommand) -> int:
+        start = time.monotonic_ns()
+        self._session.both(self._number, prefill, decode, m.Done)
+        return time.monotonic_ns() - start
+
+    def _reachable(self, endpoint: str) -> str:
+        """The data endpoint as this host reaches it: a server that listens everywhere does not know its name."""
+        host, _, port = endpoint.rpartition(":")
+        return f"{self._peer_host}:{port}" if host in ("0.0.0.0", "[::]") else endpoint
+
+    def _exchange(self) -> int:
+        start = time.monotonic_ns()
+        ours, theirs = self._session.both(self._number, m.ExportKeys(), m.ExportKeys(), m.Keys)
+        self._session.both(self._number, m.ImportKeys(theirs.keys), m.ImportKeys(ours.keys), m.Done)
+        return time.monotonic_ns() - start
+
+    def _prepare(self) -> int:
+        blocks = self._tables.prefill.shape[1]
+        command = m.Prepare(
+            blocks,
+            self._tables.prefill.tobytes(),
+            self._tables.decode.tobytes(),
+            self.row.spec.regions_per_layer,
+            CONNECT_NS,
+        )
+        start = time.monotonic_ns()
+        prefill, _ = self._session.both(self._number, command, command, m.Prepared)
+        took = time.monotonic_ns() - start
+        self.descriptors = max(prefill.descriptors)
+        return took
+
+    def _fill(self) -> None:
+        if self._verifies:
+            self._session.both(
+                self._number, m.Fill(self.row.seed, poison=False), m.Fill(self.row.seed, poison=True), m.Done
+            )

@@ -1,0 +1,88 @@
+"""A worker process and the starter's end of the socket to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from kvxfer.control import messages as m
+from kvxfer.control.pipe import Pipe, PipeClosedError
+from kvxfer.errors import ExitStatus
+
+
+class WorkerProcess:
+    """Started with the object, killed with end()."""
+
+    def __init__(self, side: str) -> None:
+        self.side = side
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "kvxfer.measure.worker", str(theirs.fileno()), side],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=None if "KVXFER_DEBUG" in os.environ else subprocess.DEVNULL,
+            )
+        self._pipe = Pipe(ours)
+        self._heard_at = time.monotonic()
+        self._dead = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        return self._pipe.fileno()
+
+    def send(self, command: m.Command) -> None:
+        try:
+            self._pipe.send(m.encode(command))
+        except PipeClosedError:
+            self._dead = True  # receive() tells why
+
+    def receive(self) -> list[m.FromWorker]:
+        """What the worker said since the last call, without waiting. Its death or silence is a Failed with seq 0."""
+        try:
+            said = [m.decode_from_worker(data) for data in self._pipe.receive(0)]
+        except PipeClosedError:
+            self._dead = True
+            return [self._obituary(self._how_it_ended())]
+        if said:
+            self._heard_at = time.monotonic()
+        elif self._dead:
+            return [self._obituary(self._how_it_ended())]
+        elif time.monotonic() - self._heard_at > m.SILENCE_S:
+            return [self._obituary(f"has not answered for {m.SILENCE_S:.0f} s")]
+        return [message for message in said if not isinstance(message, m.Heartbeat)]
+
+    def end(self) -> None:
+        """Kill the worker and wait until its memory is back. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+        self._pipe.close()
+
+    def cpu_ns(self) -> int:
+        """User and system time of the worker so far, 0 when it is gone."""
+        try:
+            with open(f"/proc/{self.pid}/stat") as file:
+                fields = file.read().rsplit(")", 1)[1].split()
+        except OSError:
+            return 0
+        return (int(fields[11]) + int(fields[12])) * (1_000_000_000 // os.sysconf("SC_CLK_TCK"))
+
+    def _obituary(self, how: str) -> m.Failed:
+        return m.Failed(0, ExitStatus.PEER_LOST, f"the {self.side} worker {how}")
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended by itself with status {code}"

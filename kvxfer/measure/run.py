@@ -1,0 +1,212 @@
+"""A whole run: every row asked for, put together as a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from kvxfer import __version__
+from kvxfer.backend.probe import MEASURES_NOTHING
+from kvxfer.control.messages import HostInfo
+from kvxfer.cost.assumptions import Assumptions
+from kvxfer.cost.measured import measured_rows
+from kvxfer.cost.ratio import ratio_notices, ratio_rows
+from kvxfer.errors import ExitStatus, KvxferError, PeerLostError, UnavailableError
+from kvxfer.measure.hosts import Hosts
+from kvxfer.measure.request import Effort, Row
+from kvxfer.measure.row import RowRun, Say, failed
+from kvxfer.measure.session import Session
+from kvxfer.result.file import SCHEMA_VERSION
+
+LOOPBACK = (
+    "both sides ran on this host (loopback): the measured times say nothing about the links, and no verdict follows "
+    "from them"
+)
+ONE_MACHINE = "both sides ran on one machine, in different network namespaces: they share its CPUs and memory"
+NULL = "backend null moves nothing: its times are what the harness itself costs, and nothing was verified"
+NO_VERDICT = "no verdict: this version computes the ratio and leaves the decision to the reader"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a run."""
+
+    rows: Sequence[Row]
+    effort: Effort
+    assumptions: Assumptions
+    words: Sequence[str]  # the command line
+    require_transport: str = ""
+
+
+@dataclass
+class Outcome:
+    """What became of it: rows as far as they got, the errors in order, and the exit status they deserve."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    references: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    status: int = ExitStatus.DONE
+
+    def fail(self, row: Row, error: KvxferError) -> None:
+        self.rows.append(failed(row, str(error)))
+        if str(error) not in self.errors:
+            self.errors.append(str(error))
+        self.status = max(self.status, error.status)
+
+
+def measure(session: Session, request: Request, hosts: Hosts, outcome: Outcome, say: Say) -> None:
+    """Measure the rows, those that differ only in their backend in turn, and add them to the outcome.
+
+    A row that fails does not keep the others from being measured, unless the peer was lost. Raises UnavailableError
+    before anything is allocated when a row's pools do not fit.
+    """
+    groups = list(_side_by_side(request.rows))
+    for group in groups:
+        hosts.require_memory(group)
+    for number, group in enumerate(groups):
+        try:
+            _measure_group(session, group, request, hosts, outcome, say)
+        except PeerLostError as error:
+            for row in [row for rest in groups[number:] for row in rest]:
+                if row.id not in {done["id"] for done in outcome.rows}:
+                    outcome.fail(row, error)
+            return
+
+
+def _side_by_side(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Rows that differ in nothing but the backend, in the order given."""
+    for _, group in groupby(rows, key=lambda row: (row.spec, row.op, row.tokens)):
+        yield list(group)
+
+
+def _measure_group(
+    session: Session, group: list[Row], request: Request, hosts: Hosts, outcome: Outcome, say: Say
+) -> None:
+    runs = [RowRun(session, number, row, request.effort, hosts) for number, row in enumerate(group)]
+    for run in runs:
+        with _failing_alone(run, outcome):
+            run.set_up(say)
+    sampling = [run for run in runs if not run.failed]
+    while sampling:
+        for run in list(sampling):
+            more = False
+            with _failing_alone(run, outcome):
+                more = run.step(say)
+            if not more:
+                sampling.remove(run)
+    for run in runs:
+        if not run.failed:
+            with _failing_alone(run, outcome):
+                _finish(run, request, outcome, say)
+
+
+@contextmanager
+def _failing_alone(run: RowRun, outcome: Outcome) -> Iterator[None]:
+    """A failure in here becomes the row's, and its pair is ended. A lost peer ends the run instead."""
+    try:
+        yield
+    except PeerLostError:
+        raise
+    except KvxferError as error:
+        outcome.fail(run.row, error)
+        run.abandon()
+
+
+def _finish(run: RowRun, request: Request, outcome: Outcome, say: Say) -> None:
+    row = run.finish(say)
+    wanted = request.require_transport
+    if wanted and not all(_carried_by(lane, wanted) for lane in row["transport"].split("+")):
+        raise UnavailableError(
+            f"{run.row.id}: {row['transport']} carried the bytes, and --require-transport wants {wanted}"
+        )
+    outcome.rows.append(row)
+    outcome.references.extend(run.references)
+
+
+def _carried_by(lane: str, wanted: str) -> bool:
+    """tcp/eth0 is carried by tcp and by tcp/eth0."""
+    return lane == wanted or lane.startswith(wanted + "/")
+
+
+def result(request: Request, hosts: Hosts, outcome: Outcome) -> dict[str, Any]:
+    """The result document (kvxfer/result/schema.json) of what was measured."""
+    assumptions = request.assumptions
+    shape = request.rows[0].shape
+    models = _models(request.rows)
+    moved = [row for row in outcome.rows if row["backend"] not in MEASURES_NOTHING]
+    measured = measured_rows(moved, hosts.scope)
+    ratio = [
+        row
+        for spec, tokens in _prompts(request.rows).items()
+        for row in ratio_rows(shape, spec.dtype, tokens, spec.block_size, assumptions, measured)
+    ]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kvxfer_version": __version__,
+        "created_utc": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command": list(request.words),
+        "scope": hosts.scope,
+        "exit_status": int(outcome.status),
+        "host": _host(hosts.here),
+        "peer": _host(hosts.there),
+        "assumptions": assumptions.as_record(shape),
+        "models": models,
+        "results": outcome.rows,
+        "references": outcome.references,
+        "cost_model": [],
+        "ratio": ratio,
+        "verdict": None,
+        "notices": _notices(request, hosts),
+    }
+
+
+def _prompts(rows: Sequence[Row]) -> dict[Any, list[int]]:
+    """Prompt lengths by cache."""
+    prompts: dict[Any, list[int]] = {}
+    for row in rows:
+        known = prompts.setdefault(row.spec, [])
+        if row.tokens not in known:
+            known.append(row.tokens)
+    return prompts
+
+
+def _models(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": spec.shape.name,
+            "family": spec.shape.family,
+            "dtype": spec.dtype.name,
+            "params_total": spec.shape.params_total,
+            "params_active": spec.shape.params_active,
+            "layers": spec.shape.layers,
+            "kv_bytes_per_token": spec.shape.kv_bytes_per_token(spec.dtype),
+            "fixed_bytes_per_request": 0,
+            "bytes_by_tokens": {str(count): spec.request_bytes(count) for count in tokens},
+        }
+        for spec, tokens in _prompts(rows).items()
+    ]
+
+
+def _host(info: HostInfo) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.to_builtins(info)
+    return {name: value for name, value in told.items() if name not in ("boot_id", "netns")} | {
+        "kvxfer_version": __version__
+    }
+
+
+def _notices(request: Request, hosts: Hosts) -> list[str]:
+    shape = request.rows[0].shape
+    notices = [*shape.notices, *ratio_notices(shape, request.assumptions)]
+    if hosts.same:
+        notices.append(LOOPBACK)
+    if hosts.one_machine:
+        notices.append(ONE_MACHINE)
+    if any(row.backend == "null" for row in request.rows):
+        notices.append(NULL)
+    return [*notices, NO_VERDICT]

@@ -1,0 +1,213 @@
+"""What `kvxfer serve` does: start a worker for one client at a time, and pass commands and answers on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+
+from kvxfer import __version__
+from kvxfer.control import messages as m
+from kvxfer.errors import ExitStatus
+from kvxfer.measure.host import available_bytes, host_info
+from kvxfer.measure.process import WorkerProcess
+
+POLL_MS = 100
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the operator of a server decides."""
+
+    data_address: str  # where workers listen for data connections
+    data_port: int = 0  # 0: any free one
+    advertise: str = ""  # host:port that clients connect to instead, when something stands in between
+    max_bytes: int | None = None  # the largest pool a client may ask for
+    owner_fd: int | None = None  # end when this descriptor is closed at the other end
+
+
+class Server:
+    """One client at a time; others are told to come later. Survives whatever a client or worker does."""
+
+    def __init__(self, socket: zmq.Socket[bytes], settings: Settings, say: Callable[[str], None]) -> None:
+        self._socket = socket
+        self._settings = settings
+        self._say = say
+        self._client: bytes | None = None
+        self._heard_at = 0.0
+        self._told_at = 0.0
+        self._workers: dict[int, WorkerProcess] = {}
+        self._opening: set[int] = set()  # seqs of Open commands, whose answers hold an endpoint
+
+    def run(self) -> None:
+        """Until interrupted, or until the owner is gone. Ends the worker and tells the client in any case."""
+        try:
+            while not self._owner_gone():
+                self._wait()
+                while self._socket.poll(0):
+                    self._take(*self._socket.recv_multipart()[:2])
+                self._pass_on()
+                self._watch_client()
+        finally:
+            if self._client is not None:
+                self._tell(m.Failed(0, ExitStatus.PEER_LOST, "the server was stopped"))
+            self._end_workers()
+
+    def _wait(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        for worker in self._workers.values():
+            poller.register(worker.fileno(), zmq.POLLIN)
+        if self._settings.owner_fd is not None:
+            poller.register(self._settings.owner_fd, zmq.POLLIN)
+        poller.poll(POLL_MS)
+
+    def _owner_gone(self) -> bool:
+        fd = self._settings.owner_fd
+        return fd is not None and bool(zmq.zmq_poll([(fd, zmq.POLLIN)], 0))  # nothing is ever written there
+
+    # --- from the client
+
+    def _take(self, client: bytes, data: bytes = b"") -> None:
+        try:
+            message = m.decode_to_server(data)
+        except msgspec.DecodeError as error:
+            if client == self._client:
+                self._tell(m.Failed(0, ExitStatus.USAGE, f"malformed message: {error}"))
+                self._part("sent a malformed message")
+            return
+        if isinstance(message, m.Hello):
+            self._greet(client, message)
+        elif client == self._client:
+            self._heard_at = time.monotonic()
+            self._obey(message)
+
+    def _greet(self, client: bytes, hello: m.Hello) -> None:
+        refusal = self._refusal(client, hello)
+        if refusal is not None:
+            self._tell(refusal, client)
+            return
+        self._client = client
+        self._heard_at = time.monotonic()
+        self._say("a run begins")
+        self._tell(
+            m.Welcome(
+                protocol=m.PROTOCOL,
+                version=__version__,
+                host=host_info(),
+                available_bytes=min(available_bytes(), self._settings.max_bytes or available_bytes()),
+                backends=_backends(),
+                data_address=self._settings.data_address,
+            )
+        )
+
+    def _refusal(self, client: bytes, hello: m.Hello) -> m.Failed | None:
+        if hello.protocol != m.PROTOCOL:
+            return m.Failed(
+                0,
+                ExitStatus.USAGE,
+                f"the server is kvxfer {__version__} (control protocol {m.PROTOCOL}), this is {hello.version} "
+                f"(protocol {hello.protocol}); install the same version on both hosts",
+            )
+        if self._client not in (None, client):
+            return m.Failed(0, ExitStatus.UNAVAILABLE, "the server is busy with another run; try again when it is over")
+        return None
+
+    def _obey(self, message: m.ToServer) -> None:
+        if isinstance(message, m.Launch):
+            self._launch(message.pair)
+        elif isinstance(message, m.Command):
+            self._command(message)
+        elif isinstance(message, m.Dismiss):
+            self._end_worker(message.pair)
+            self._tell(m.Dismissed())
+        elif isinstance(message, m.Bye):
+            self._part("is done")
+
+    def _launch(self, pair: int) -> None:
+        self._end_worker(pair)
+        if len(self._workers) >= m.MAX_PAIRS:
+            self._tell(m.Failed(0, ExitStatus.UNAVAILABLE, f"a run has at most {m.MAX_PAIRS} workers at a time"))
+            return
+        self._workers[pair] = WorkerProcess("decode")
+        self._tell(m.Launched())
+
+    def _command(self, command: m.Command) -> None:
+        body = command.body
+        worker = self._workers.get(command.pair)
+        if worker is None:
+            self._tell(m.Failed(command.seq, ExitStatus.USAGE, "a command before a worker was launched"))
+            return
+        if isinstance(body, m.Allocate) and (refusal := self._too_large(body)):
+            self._tell(m.Failed(command.seq, ExitStatus.UNAVAILABLE, refusal))
+            return
+        if isinstance(body, m.Open):
+            self._opening.add(command.seq)
+            body = msgspec.structs.replace(body, address=self._settings.data_address, port=self._settings.data_port)
+            command = m.Command(command.seq, body, command.pair)
+        worker.send(command)
+
+    def _too_large(self, body: m.Allocate) -> str:
+        wanted = sum(body.block_bytes) * body.blocks
+        limit = self._settings.max_bytes
+        if limit is not None and wanted > limit:
+            return f"the server allows {limit / 2**30:.3g} GiB (--max-gib), the pool would take {wanted / 2**30:.3g}"
+        return ""
+
+    # --- from the worker
+
+    def _pass_on(self) -> None:
+        for pair, worker in list(self._workers.items()):
+            for message in worker.receive():
+                if isinstance(message, m.Answer) and message.seq in self._opening:
+                    self._opening.discard(message.seq)
+                    message = self._with_endpoint(message)
+                self._tell(message)
+                if isinstance(message, m.Failed) and message.seq == 0:
+                    self._end_worker(pair)
+                    break
+
+    def _with_endpoint(self, answer: m.Answer) -> m.Answer:
+        if isinstance(answer.body, m.Opened) and self._settings.advertise:
+            return m.Answer(answer.seq, msgspec.structs.replace(answer.body, endpoint=self._settings.advertise))
+        return answer
+
+    # --- both
+
+    def _watch_client(self) -> None:
+        if self._client is None:
+            return
+        now = time.monotonic()
+        if now - self._heard_at > m.SILENCE_S:
+            self._part(f"was not heard for {m.SILENCE_S:.0f} s")
+        elif now - self._told_at > m.HEARTBEAT_S:
+            self._tell(m.Heartbeat())
+
+    def _part(self, why: str) -> None:
+        self._end_workers()
+        self._client = None
+        self._say(f"the run is over: the client {why}")
+
+    def _end_workers(self) -> None:
+        for pair in list(self._workers):
+            self._end_worker(pair)
+        self._opening.clear()
+
+    def _end_worker(self, pair: int) -> None:
+        if (worker := self._workers.pop(pair, None)) is not None:
+            worker.end()
+
+    def _tell(self, message: m.Message, client: bytes | None = None) -> None:
+        self._told_at = time.monotonic()
+        with contextlib.suppress(zmq.ZMQError):  # gone or not reading: its silence will end the run
+            self._socket.send_multipart([client or self._client or b"", m.encode(message)], zmq.DONTWAIT)
+
+
+def _backends() -> list[str]:
+    from kvxfer import _native
+
+    return [name for name, _ in _native.backends() if _native.probe(name).available]

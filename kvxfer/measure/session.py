@@ -1,0 +1,176 @@
+"""Session: the coordinator's hold on both sides of a run.
+
+The prefill worker is a process of ours, the decode worker one of a `serve` process, here or on another host. Commands
+go to both at once; whichever side fails first, the session says why within a few seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import msgspec
+import zmq
+
+from kvxfer import __version__
+from kvxfer.control import messages as m
+from kvxfer.control.channel import Client
+from kvxfer.errors import ExitStatus, PeerLostError, UsageError, from_status
+from kvxfer.measure.process import WorkerProcess
+
+GRACE_S = 1.0
+"""After one side lost its peer, how long to wait for the other side to say what happened to it."""
+
+A = TypeVar("A", bound=m.Message)
+
+
+class Session:
+    """One coordinator, one server; pairs of workers come and go."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._prefill: dict[int, WorkerProcess] = {}
+        self._seq = 0
+        self._heard_at = time.monotonic()
+        self._told_at = 0.0
+        answer = client.first_answer(m.Hello(m.PROTOCOL, __version__))
+        if isinstance(answer, m.Failed):
+            raise from_status(answer.status, answer.message)
+        if not isinstance(answer, m.Welcome):
+            raise UsageError(f"{client.name} answered out of turn; it is no kvxfer serve of this version")
+        if answer.protocol != m.PROTOCOL:
+            raise UsageError(
+                f"{client.name} runs kvxfer {answer.version} (control protocol {answer.protocol}), this is "
+                f"{__version__} (protocol {m.PROTOCOL}); install the same version on both hosts"
+            )
+        self.welcome = answer
+
+    def launch(self, pair: int) -> None:
+        """A fresh worker on each side; earlier ones of this number are ended."""
+        self.dismiss(pair)
+        self._prefill[pair] = WorkerProcess("prefill")
+        self._client.send(m.Launch(pair))
+        self._await_server(m.Launched)
+
+    def dismiss(self, pair: int) -> None:
+        """End both workers of a pair."""
+        worker = self._prefill.pop(pair, None)
+        if worker is not None:
+            worker.end()
+            self._client.send(m.Dismiss(pair))
+            self._await_server(m.Dismissed)
+
+    def close(self) -> None:
+        """End all workers without waiting for the server."""
+        for worker in self._prefill.values():
+            worker.end()
+        self._prefill.clear()
+        self._client.send(m.Bye())
+        self._client.close()
+
+    def both(self, pair: int, prefill: m.WorkerCommand, decode: m.WorkerCommand, answer: type[A]) -> tuple[A, A]:
+        """Give both workers of a pair a command; returns both answers, prefill's first.
+
+        Raises the KvxferError of the side that failed.
+        """
+        self._seq += 1
+        self._send_prefill(pair, prefill)
+        self._send_decode(pair, decode)
+        answers = self._answers({"prefill", "decode"})
+        return _expect(answers["prefill"], answer), _expect(answers["decode"], answer)
+
+    def prefill(self, pair: int, command: m.WorkerCommand, answer: type[A]) -> A:
+        """The same for the prefill worker alone."""
+        self._seq += 1
+        self._send_prefill(pair, command)
+        return _expect(self._answers({"prefill"})["prefill"], answer)
+
+    def decode(self, pair: int, command: m.WorkerCommand, answer: type[A]) -> A:
+        """The same for the decode worker alone."""
+        self._seq += 1
+        self._send_decode(pair, command)
+        return _expect(self._answers({"decode"})["decode"], answer)
+
+    # --- waiting
+
+    def _send_prefill(self, pair: int, command: m.WorkerCommand) -> None:
+        self._prefill[pair].send(m.Command(self._seq, command, pair))
+
+    def _send_decode(self, pair: int, command: m.WorkerCommand) -> None:
+        self._client.send(m.Command(self._seq, command, pair))
+
+    def _answers(self, wanted: set[str]) -> dict[str, m.WorkerAnswer]:
+        answers: dict[str, m.WorkerAnswer] = {}
+        failures: list[m.Failed] = []
+        give_up_at = float("inf")
+        while wanted - answers.keys():
+            for side, message in self._messages():
+                if isinstance(message, m.Failed) and message.seq in (0, self._seq):
+                    failures.append(message)
+                elif isinstance(message, m.Answer) and message.seq == self._seq:
+                    answers[side] = message.body
+            if failures and give_up_at == float("inf"):
+                # A lost peer is a symptom: the other side may be about to say that its worker was killed.
+                only_symptoms = all(f.seq != 0 and f.status == ExitStatus.PEER_LOST for f in failures)
+                give_up_at = time.monotonic() + (GRACE_S if only_symptoms else 0)
+            if failures and (time.monotonic() >= give_up_at or any(f.seq == 0 for f in failures)):
+                worst = min(failures, key=lambda f: f.seq != 0)
+                raise from_status(worst.status, worst.message)
+        return answers
+
+    def _await_server(self, wanted: type[m.Message]) -> None:
+        while True:
+            for side, message in self._messages():
+                if isinstance(message, m.Failed) and (side == "prefill" or message.seq == 0):
+                    raise from_status(message.status, message.message)
+                if isinstance(message, wanted):
+                    return
+
+    def _messages(self) -> Iterator[tuple[str, m.Message]]:
+        """What came from either side within a short wait. Keeps the heartbeat going and minds the server's."""
+        poller = zmq.Poller()
+        poller.register(self._client.socket, zmq.POLLIN)
+        for worker in self._prefill.values():
+            poller.register(worker.fileno(), zmq.POLLIN)
+        poller.poll(round(m.HEARTBEAT_S * 500))
+        self.keep_alive()
+        for worker in list(self._prefill.values()):
+            for said in worker.receive():
+                yield "prefill", said
+        try:
+            while (message := self._client.receive(0)) is not None:
+                self._heard_at = time.monotonic()
+                yield "decode", message
+        except msgspec.DecodeError as error:
+            raise PeerLostError(f"{self._client.name} sent a malformed message: {error}") from error
+        if time.monotonic() - self._heard_at > m.SILENCE_S:
+            raise PeerLostError(f"the decode side at {self._client.name} has not answered for {m.SILENCE_S:.0f} s")
+
+    def keep_alive(self) -> None:
+        """Send a heartbeat if one is due; to be called at least every second while computing."""
+        now = time.monotonic()
+        if now - self._told_at > m.HEARTBEAT_S:
+            self._told_at = now
+            self._client.send(m.Heartbeat())
+
+
+def _expect(answer: m.WorkerAnswer, wanted: type[A]) -> A:
+    if not isinstance(answer, wanted):
+        raise PeerLostError(f"a worker answered with {type(answer).__name__} where {wanted.__name__} belongs")
+    return answer
+
+
+@contextmanager
+def open_session(client: Client) -> Iterator[Session]:
+    """A session that is closed whatever happens; nothing of it is left behind."""
+    try:
+        session = Session(client)
+    except BaseException:
+        client.close()
+        raise
+    try:
+        yield session
+    finally:
+        session.close()
