@@ -1,6 +1,7 @@
 # make bench     what moving Llama-3.1-70B's KV cache costs on this machine
 # make test      everything that is quick; make test-full adds what is slow
 # make install   the shared part: .venv with kvxfer in it
+# make benchmarks   bench/suites: the parts by themselves, beside plain sockets and memcpy
 # Each does its own set-up and redoes nothing that is up to date.
 
 PYTHON ?= python3
@@ -13,10 +14,13 @@ CTEST := $(BIN)/ctest --output-on-failure --no-tests=error --test-dir
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 BENCH_ARGS ?=
 
-.PHONY: bench test test-full install install-dev lint test-native test-python sanitize test-slow clean
+.PHONY: bench benchmarks test test-full install install-dev lint test-native test-python sanitize test-slow clean
 
 bench: install
 	$(BIN)/python -m kvxfer.bench --model 70b $(BENCH_ARGS)
+
+benchmarks: install-dev
+	$(BIN)/pytest bench/suites --benchmark-only --benchmark-columns=min,median,iqr,rounds $(BENCH_ARGS)
 
 test: lint test-native test-python
 
@@ -53,7 +57,7 @@ test-native: install-dev
 	$(CTEST) build/tests
 
 test-python: install-dev
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -m 'not slow' --benchmark-disable tests bench/suites
 
 test-slow: install-dev
 	$(BIN)/pytest -m slow

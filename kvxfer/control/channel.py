@@ -86,9 +86,8 @@ class _Allowed:
     keys: frozenset[str]
 
     def callback(self, domain: str, key: bytes) -> bool:
-        from zmq.utils import z85
-
-        return z85.encode(key).decode() in self.keys
+        """Whether the client with that Z85-encoded public key may come in."""
+        return key.decode() in self.keys
 
 
 class Client:
