@@ -1,18 +1,17 @@
 // The interface that every backend implements, and the words it is spoken in.
 //
-// A transfer moves the descriptors of a plan between two contexts. The initiator posts it; the other side is passive. In a
-// push the bytes go from the initiator's local side to the passive side, in a pull the other way. What happens is told by
-// events, by tag; a tag names one open transfer of a peer and may be used again once that transfer has ended.
+// A transfer moves the descriptors of a plan between two contexts. The initiator posts it; the other side is passive.
+// In a push the bytes go from the initiator's local side to the passive side, in a pull the other way. What happens is
+// told by events, by tag; a tag names one open transfer of a peer and may be used again once that transfer has ended.
 //
 //   initiator                          passive side
 //   ---------                          ------------
 //                     <-  arm(tag)     the data (pull) or the room (push) is ready
 //   armed
 //   post(tag)          ... bytes ...
-//   local              (push only: the source has been read; says nothing about delivery, and is left out where confirmed
-//                      comes first)
+//   local              (push only: the source has been read; says nothing about delivery, and may be left out)
 //   confirmed                          delivered        every byte is in place, and the other side has been told
-//                     <-  release(tag) or ->            whoever consumed the bytes is done with the blocks of both sides
+//                     <-  release(tag) or ->            whoever consumed the bytes is done with both sides' blocks
 //   released                           released         (at the side that did not call it)
 #pragma once
 
@@ -112,7 +111,8 @@ class Context {
   virtual std::shared_ptr<Peer> connect(const std::string& endpoint, Deadline deadline) = 0;
   virtual std::string export_keys(std::span<const Region> regions) = 0;
 
-  // Collective: both sides prepare the same plans of a peer in the same order, each with its own view of local and remote.
+  // Collective: both sides prepare the same plans of a peer in the same order, each with its own view of local and
+  // remote.
   virtual std::shared_ptr<Plan> prepare(Peer& peer, const PlanArrays& arrays, Deadline deadline) = 0;
 
   // `segments` empty: all of them. None of these waits.

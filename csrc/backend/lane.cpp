@@ -79,8 +79,8 @@ std::pair<std::string, std::string> split_endpoint(const std::string& endpoint) 
   const std::size_t colon = endpoint.rfind(':');
   std::uint16_t port = 0;
   const char* end = endpoint.data() + endpoint.size();
-  if (colon == std::string::npos || colon == 0 ||
-      std::from_chars(endpoint.data() + colon + 1, end, port).ptr != end || port == 0)
+  if (colon == std::string::npos || colon == 0 || std::from_chars(endpoint.data() + colon + 1, end, port).ptr != end ||
+      port == 0)
     throw Error(Fault::usage, "'" + endpoint + "' is no endpoint; host:port is");
   std::string host = endpoint.substr(0, colon);
   if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
@@ -127,8 +127,7 @@ int receive_until(int fd, void* data, std::size_t bytes, Deadline deadline) {
 // Takes as long for a wrong token as for a right one.
 bool same_token(const char* a, const std::string& b) {
   unsigned difference = b.size() == token_size ? 0 : 1;
-  for (std::size_t i = 0; i < token_size && i < b.size(); ++i)
-    difference |= static_cast<unsigned>(a[i] ^ b[i]) & 0xffU;
+  for (std::size_t i = 0; i < token_size && i < b.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]) & 0xffU;
   return difference == 0;
 }
 
@@ -422,17 +421,17 @@ std::string interface_of(int fd) {
   ifaddrs* all = nullptr;
   if (::getifaddrs(&all) != 0) return "unknown";
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(all, ::freeifaddrs);
-  std::string name = "unknown";
+  const char* carrier = nullptr;
   for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
     // The kernel sends to any of its own addresses over lo, whichever interface has it.
     if (same_host(one->ifa_addr, remote.get())) return "lo";
-    if (same_host(one->ifa_addr, local.get())) name = one->ifa_name;
+    if (same_host(one->ifa_addr, local.get())) carrier = one->ifa_name;
   }
   // 127.0.0.2 and its like belong to lo without being listed.
-  if (name == "unknown" && remote.storage.ss_family == AF_INET &&
+  if (carrier == nullptr && remote.storage.ss_family == AF_INET &&
       (ntohl(reinterpret_cast<const sockaddr_in*>(&remote.storage)->sin_addr.s_addr) >> 24) == 127)
     return "lo";
-  return name;
+  return carrier != nullptr ? carrier : "unknown";
 }
 
 }  // namespace kvxfer

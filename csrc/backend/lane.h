@@ -1,13 +1,14 @@
 // Lanes: authenticated TCP connections between two contexts, for backends that have no wire-up of their own.
 //
-// A client opens all lanes of a peer at once; several clients may do so at the same time. Each begins with the 32-byte token that both sides got over the control channel;
-// the listener compares it before it reads, parses or allocates anything else, and drops the connection when it is wrong, late
-// or cut. Then both sides say their protocol version. Integers on the wire are little-endian.
+// A client opens all lanes of a peer at once; several clients may do so at the same time. Each begins with the 32-byte
+// token that both sides got over the control channel; the listener compares it before it reads, parses or allocates
+// anything else, and drops the connection when it is wrong, late or cut. Then both sides say their protocol version.
+// Integers on the wire are little-endian.
 #pragma once
 
+#include <sys/uio.h>
 #include <cstdint>
 #include <string>
-#include <sys/uio.h>
 #include <utility>
 #include <vector>
 

@@ -19,7 +19,8 @@ constexpr std::size_t max_segments = std::size_t{1} << 20;
 constexpr std::size_t max_early_prepares = 1024;
 constexpr std::size_t descriptors_per_read = 8192;
 
-// A peer that takes none of our notices for so long (a stopped process) is given up: whoever sends one would wait for ever.
+// A peer that takes none of our notices for so long (a stopped process) is given up: whoever sends one would wait for
+// ever.
 constexpr timeval notice_patience{5, 0};
 
 class SignalsBlocked {
@@ -56,8 +57,8 @@ LanePlan::LanePlan(LanePeer& peer, std::uint32_t id, std::vector<iovec> pieces,
 void LanePlan::ranges(std::span<const std::uint32_t> segments, std::vector<Range>& into) const {
   into.clear();
   if (segments.size() > segment_starts_.size())
-    throw Error(Fault::usage, std::to_string(segments.size()) + " segments of a plan with " +
-                                  std::to_string(segment_starts_.size()));
+    throw Error(Fault::usage,
+                std::to_string(segments.size()) + " segments of a plan with " + std::to_string(segment_starts_.size()));
   if (segments.empty()) {
     into.push_back({0, bytes()});
     return;
@@ -65,8 +66,8 @@ void LanePlan::ranges(std::span<const std::uint32_t> segments, std::vector<Range
   std::uint64_t total = 0;
   for (const std::uint32_t segment : segments) {
     if (segment >= segment_starts_.size())
-      throw Error(Fault::usage, "segment " + std::to_string(segment) + " of a plan with " +
-                                    std::to_string(segment_starts_.size()));
+      throw Error(Fault::usage,
+                  "segment " + std::to_string(segment) + " of a plan with " + std::to_string(segment_starts_.size()));
     const bool last = segment + 1 == segment_starts_.size();
     const std::uint64_t from = starts_[segment_starts_[segment]];
     const std::uint64_t to = last ? bytes() : starts_[segment_starts_[segment + 1]];
@@ -204,7 +205,7 @@ void LanePeer::release(std::uint64_t tag) {
   send(notice);
 }
 
-// --- keys and plans -------------------------------------------------------------------------------------------------------
+// --- keys and plans --------------------------------------------------------------------------------------------------
 
 void LanePeer::import_keys(const std::string& keys) {
   struct Entry {
@@ -227,8 +228,9 @@ namespace {
 
 void require_inside(const char* side, std::size_t i, std::uint64_t offset, std::uint64_t length, std::uint64_t bytes) {
   if (length <= bytes && offset <= bytes - length) return;
-  throw Error(Fault::usage, std::string("descriptor ") + std::to_string(i) + " lies outside its " + side + " region: " +
-                                std::to_string(offset) + " + " + std::to_string(length) + " > " + std::to_string(bytes));
+  throw Error(Fault::usage, std::string("descriptor ") + std::to_string(i) + " lies outside its " + side +
+                                " region: " + std::to_string(offset) + " + " + std::to_string(length) + " > " +
+                                std::to_string(bytes));
 }
 
 void require_shape(const PlanArrays& arrays) {
@@ -237,7 +239,8 @@ void require_shape(const PlanArrays& arrays) {
       arrays.remote_offsets.size() != n)
     throw Error(Fault::usage, "the arrays of a plan differ in length");
   if (n > max_descriptors)
-    throw Error(Fault::usage, std::to_string(n) + " descriptors; a plan takes at most " + std::to_string(max_descriptors));
+    throw Error(Fault::usage,
+                std::to_string(n) + " descriptors; a plan takes at most " + std::to_string(max_descriptors));
   const auto starts = arrays.segment_starts;
   bool sorted = starts.size() <= max_segments && (starts.empty() || starts[0] == 0);
   for (std::size_t i = 1; i < starts.size(); ++i) sorted = sorted && starts[i] > starts[i - 1];
@@ -262,7 +265,8 @@ std::shared_ptr<LanePlan> LanePeer::prepare(const PlanArrays& arrays, std::span<
     require_inside("local", i, arrays.local_offsets[i], arrays.lengths[i], region.bytes);
     const auto remote = remote_regions_.find(arrays.remote_regions[i]);
     if (remote == remote_regions_.end())
-      throw Error(Fault::usage, "descriptor " + std::to_string(i) + " names a remote region whose key was not imported");
+      throw Error(Fault::usage,
+                  "descriptor " + std::to_string(i) + " names a remote region whose key was not imported");
     require_inside("remote", i, arrays.remote_offsets[i], arrays.lengths[i], remote->second);
     if (arrays.lengths[i] > UINT64_MAX - total) throw Error(Fault::usage, "a plan of more than 64 bits of bytes");
     total += arrays.lengths[i];
@@ -306,14 +310,15 @@ void LanePeer::compare_prepared(std::uint32_t id, const PlanArrays& arrays,
     return Error(Fault::usage, "the two sides prepared different plans (number " + std::to_string(id) + "): " + how);
   };
   if (theirs.size() != arrays.lengths.size())
-    throw differ(std::to_string(arrays.lengths.size()) + " descriptors here, " + std::to_string(theirs.size()) + " there");
+    throw differ(std::to_string(arrays.lengths.size()) + " descriptors here, " + std::to_string(theirs.size()) +
+                 " there");
   for (std::size_t i = 0; i < theirs.size(); ++i)
     if (theirs[i].region != arrays.remote_regions[i] || theirs[i].offset != arrays.remote_offsets[i] ||
         theirs[i].length != arrays.lengths[i])
       throw differ("descriptor " + std::to_string(i));
 }
 
-// --- notices ----------------------------------------------------------------------------------------------------------------
+// --- notices ---------------------------------------------------------------------------------------------------------
 
 void LanePeer::read_notices() {
   for (;;) {

@@ -1,6 +1,7 @@
 // What peers have in common whose backend wires up over lanes: keys, collective prepare, and small notices on lane 0.
 #pragma once
 
+#include <sys/uio.h>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -9,7 +10,6 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <sys/uio.h>
 #include <thread>
 #include <vector>
 
@@ -79,11 +79,11 @@ class LanePlan final : public Plan {
 
   LanePeer& peer() const { return peer_; }
   std::uint32_t id() const { return id_; }
-  // Byte ranges of the segments, neighbours joined; all of the plan when none is named. No range is empty, unless it is the
-  // only one. Throws Error(usage) on an unknown segment and on more bytes than the plan has.
+  // Byte ranges of the segments, neighbours joined; all of the plan when none is named. No range is empty, unless it is
+  // the only one. Throws Error(usage) on an unknown segment and on more bytes than the plan has.
   void ranges(std::span<const std::uint32_t> segments, std::vector<Range>& into) const;
-  // Fills `into` with the memory behind the plan's bytes from `at` on, at most `limit` bytes; returns the number of entries
-  // and advances `at`.
+  // Fills `into` with the memory behind the plan's bytes from `at` on, at most `limit` bytes; returns the number of
+  // entries and advances `at`.
   std::size_t pieces(std::uint64_t& at, std::uint64_t limit, std::span<iovec> into) const;
 
  private:
@@ -113,7 +113,8 @@ class LanePeer : public Peer {
 
   // Begins to read notices; called once the object is complete.
   virtual void start();
-  // Idempotent, from any thread; joins every thread. Destructors of derived classes call it: the threads use their members.
+  // Idempotent, from any thread; joins every thread. Destructors of derived classes call it: the threads use their
+  // members.
   void close() noexcept;
 
  protected:
@@ -128,7 +129,8 @@ class LanePeer : public Peer {
   void send(const Notice& notice, const void* payload = nullptr);
   void emit(EventKind kind, std::uint64_t tag, Nanoseconds at = now_ns());
   void emit_error(std::uint64_t tag);  // the end of a transfer when the peer is lost; safe with mutex_ held
-  // The peer is gone (or breaks the protocol): tells the application, wakes and ends every thread. Safe from any thread.
+  // The peer is gone (or breaks the protocol): tells the application, wakes and ends every thread. Safe from any
+  // thread.
   void fail(const std::string& why);
   void require_alive() const;
   LanePlan* plan(std::uint32_t id);  // nullptr when there is none; with mutex_ held
@@ -148,14 +150,14 @@ class LanePeer : public Peer {
   EventQueue& events_;
   const std::uint32_t id_;
   std::mutex send_mutex_;
-  std::string lost_;                      // under mutex_
-  std::map<std::uint32_t, std::uint64_t> remote_regions_;  // id -> bytes
-  std::vector<std::shared_ptr<LanePlan>> plans_;           // under mutex_
+  std::string lost_;                                                       // under mutex_
+  std::map<std::uint32_t, std::uint64_t> remote_regions_;                  // id -> bytes
+  std::vector<std::shared_ptr<LanePlan>> plans_;                           // under mutex_
   std::map<std::uint32_t, std::vector<WireDescriptor>> prepared_by_peer_;  // under mutex_
-  std::uint64_t prepared_early_ = 0;       // descriptors in there
-  std::uint32_t next_of_peer_ = 0;         // the number of the plan that it prepares next; notice thread only
-  std::vector<std::uint32_t> segments_;    // of the notice being read; notice thread only
-  std::mutex close_mutex_;                 // of threads_, which grow only in start()
+  std::uint64_t prepared_early_ = 0;                                       // descriptors in there
+  std::uint32_t next_of_peer_ = 0;       // the number of the plan that it prepares next; notice thread only
+  std::vector<std::uint32_t> segments_;  // of the notice being read; notice thread only
+  std::mutex close_mutex_;               // of threads_, which grow only in start()
   std::vector<std::thread> threads_;
 };
 

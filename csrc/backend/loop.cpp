@@ -17,6 +17,7 @@ class Loop {
     const bool prefill = set_.side == Side::prefill;
     initiator_ = (set_.op == Op::push) == prefill;
     began_.resize(set_.count);
+    busy_.resize(requests_.size());
     if (prefill) {
       result_.handover_ns.resize(set_.count);
       ready_.resize(set_.count);
@@ -28,8 +29,7 @@ class Loop {
   }
 
   LoopResult run() {
-    if (!initiator_)
-      for (std::uint32_t i = 0; i < std::min(set_.inflight, set_.count); ++i) arm_next();
+    arm_what_may_run();
     Nanoseconds quiet_since = now_ns();
     std::uint64_t moved = context_.bytes_moved();
     std::array<Event, 1> event;  // one at a time: what comes after the last belongs to the next loop
@@ -39,7 +39,8 @@ class Loop {
         quiet_since = now_ns();
         continue;
       }
-      if (const std::string why = peer_.lost(); !why.empty()) throw Error(Fault::peer_lost, "the peer was lost: " + why);
+      if (const std::string why = peer_.lost(); !why.empty())
+        throw Error(Fault::peer_lost, "the peer was lost: " + why);
       const std::uint64_t moved_now = context_.bytes_moved();
       if (moved_now != moved) quiet_since = now_ns();
       moved = moved_now;
@@ -51,7 +52,8 @@ class Loop {
   }
 
  private:
-  const LoopRequest& request(std::uint64_t epoch) const { return requests_[epoch % requests_.size()]; }
+  std::size_t slot(std::uint64_t epoch) const { return epoch % requests_.size(); }
+  const LoopRequest& request(std::uint64_t epoch) const { return requests_[slot(epoch)]; }
 
   std::size_t index(std::uint64_t epoch) const {
     if (epoch < set_.first_epoch || epoch - set_.first_epoch >= set_.count)
@@ -70,12 +72,17 @@ class Loop {
     ready_[index(epoch)] = now_ns();
   }
 
-  // Passive side.
-  void arm_next() {
-    const std::uint64_t epoch = set_.first_epoch + armed_++;
-    if (set_.side == Side::prefill) make_ready(epoch);
-    begin(index(epoch));
-    context_.arm(*request(epoch).plan, set_.op, {}, epoch);
+  // Passive side. Requests may end out of order: the next one waits until the blocks of its slot are free again.
+  void arm_what_may_run() {
+    while (!initiator_ && armed_ < set_.count && armed_ - finished_ < set_.inflight) {
+      const std::uint64_t epoch = set_.first_epoch + armed_;
+      if (busy_[slot(epoch)]) return;
+      busy_[slot(epoch)] = true;
+      ++armed_;
+      if (set_.side == Side::prefill) make_ready(epoch);
+      begin(index(epoch));
+      context_.arm(*request(epoch).plan, set_.op, {}, epoch);
+    }
   }
 
   // Initiator.
@@ -99,13 +106,15 @@ class Loop {
       if (set_.check)
         result_.wrong_epochs += wrong_epochs(pool_, done.decode_table, done.prefill_table, set_.seed, event.tag);
       context_.release(peer_, event.tag);
-      finish();
+      finish(event.tag);
     }
   }
 
-  void finish() {
+  void finish(std::uint64_t epoch) {
+    index(epoch);  // throws when it is none of ours
     ++finished_;
-    if (!initiator_ && armed_ < set_.count) arm_next();
+    busy_[slot(epoch)] = false;
+    arm_what_may_run();
   }
 
   void take(const Event& event) {
@@ -121,7 +130,7 @@ class Loop {
         if (!initiator_) usable(event);
         return;
       case EventKind::released:
-        if (set_.side == Side::prefill) finish();
+        if (set_.side == Side::prefill) finish(event.tag);
         return;
       case EventKind::local:
         return;
@@ -138,6 +147,7 @@ class Loop {
   const PoolView& pool_;
   const LoopSettings set_;
   bool initiator_ = false;
+  std::vector<bool> busy_;  // slots of the rotation that the passive side has armed
   std::uint32_t armed_ = 0;
   std::uint32_t finished_ = 0;
   std::vector<Nanoseconds> began_;
@@ -153,9 +163,9 @@ LoopResult run_loop(Context& context, Peer& peer, std::span<const LoopRequest> r
                     const LoopSettings& settings) {
   if (requests.empty() || settings.count == 0 || settings.inflight == 0 || settings.stall_ns <= 0)
     throw Error(Fault::usage, "a loop needs requests, a count, room in flight and a stall time");
-  if (settings.check && std::min(settings.inflight, settings.count) > requests.size())
+  if (std::min(settings.inflight, settings.count) > requests.size())
     throw Error(Fault::usage, std::to_string(settings.inflight) + " requests in flight over " +
-                                  std::to_string(requests.size()) + " block tables would overwrite each other's epochs");
+                                  std::to_string(requests.size()) + " block tables would overwrite each other");
   return Loop(context, peer, requests, pool, settings).run();
 }
 

@@ -1,7 +1,8 @@
 // The measuring loop: requests one after another (or `inflight` at once) over rotating transfer plans, timed natively.
 //
-// Both sides run it with the same numbers. Before a request is armed or posted, the prefill side stamps its epoch into every
-// block; after it is confirmed, the decode side checks the epochs and releases the request. Neither is in the timed part.
+// Both sides run it with the same numbers. Before a request is armed or posted, the prefill side stamps its epoch into
+// every block; after it is confirmed, the decode side checks the epochs and releases the request. Neither is in the
+// timed part.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +35,8 @@ struct LoopSettings {
   Nanoseconds stall_ns = 0;  // Error(peer_lost) when nothing happens and nothing moves for so long
 };
 
-// Per request, in order of epochs. A side has only what its own clock saw: transfer and post the initiator, hand-over the
-// prefill side; the others are empty.
+// Per request, in order of epochs. A side has only what its own clock saw: transfer and post the initiator, hand-over
+// the prefill side; the others are empty.
 struct LoopResult {
   std::vector<Nanoseconds> transfer_ns;  // post to confirmed
   std::vector<Nanoseconds> post_ns;      // how long post took to return

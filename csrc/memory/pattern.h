@@ -1,8 +1,9 @@
 // What the blocks of a pool hold, so that every byte tells where it belongs.
 //
-// Word w (64 bits, little-endian) of block b in region r of the prefill side's pool is  base(seed, r, b) + w * step.  The base
-// is a hash, so no two blocks share words at the same place, and within a block every word differs: a flipped bit, a block in
-// the wrong place, two exchanged pieces and a shifted token are all seen. Word 0 carries the epoch of the request on top.
+// Word w (64 bits, little-endian) of block b in region r of the prefill side's pool is  base(seed, r, b) + w * step.
+// The base is a hash, so no two blocks share words at the same place, and within a block every word differs: a flipped
+// bit, a block in the wrong place, two exchanged pieces and a shifted token are all seen. Word 0 carries the epoch of
+// the request on top.
 #pragma once
 
 #include <cstddef>

@@ -23,6 +23,8 @@ using namespace kvxfer;
 
 namespace {
 
+// Only arrays of this very type: a silent conversion would hide a caller's mistake behind a copy. Every argument of
+// this type is declared noconvert().
 template <typename T>
 using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -46,8 +48,8 @@ void translate(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
   } catch (const Error& error) {
-    const nb::object made = nb::module_::import_("kvxfer.errors").attr("from_status")(
-        static_cast<int>(error.fault()), std::string(error.what()));
+    const nb::object made = nb::module_::import_("kvxfer.errors")
+                                .attr("from_status")(static_cast<int>(error.fault()), std::string(error.what()));
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
   }
 }
@@ -99,8 +101,7 @@ LoopResult loop(Context& context, Peer& peer, const std::vector<const LoopReques
     rotation.push_back(*request);
   }
   const nb::gil_scoped_release unlocked;
-  return run_loop(context, peer, rotation, pool,
-                  {side, op, first_epoch, count, inflight, check, seed, stall_ns});
+  return run_loop(context, peer, rotation, pool, {side, op, first_epoch, count, inflight, check, seed, stall_ns});
 }
 
 Nanoseconds copy(std::uint64_t to, const Array<std::uint64_t>& to_offsets, std::uint64_t from,
@@ -118,9 +119,11 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("address", [](const Mapping& self) { return reinterpret_cast<std::uint64_t>(self.address()); })
       .def_prop_ro("bytes", &Mapping::bytes);
   nb::class_<PoolView>(m, "PoolView", "A paged pool: (address, block_bytes) of each region, and its number of blocks.")
-      .def("__init__", [](PoolView* self, const std::vector<std::pair<std::uint64_t, std::uint64_t>>& regions,
-                          std::uint32_t blocks) { new (self) PoolView(make_view(regions, blocks)); },
-           "regions"_a, "blocks"_a);
+      .def(
+          "__init__",
+          [](PoolView* self, const std::vector<std::pair<std::uint64_t, std::uint64_t>>& regions,
+             std::uint32_t blocks) { new (self) PoolView(make_view(regions, blocks)); },
+          "regions"_a, "blocks"_a);
   nb::class_<Verification>(m, "Verification")
       .def_ro("bytes_checked", &Verification::bytes_checked)
       .def_ro("wrong_words", &Verification::wrong_words)
@@ -128,11 +131,14 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("block", [](const Verification& self) { return self.first.block; })
       .def_prop_ro("word", [](const Verification& self) { return self.first.word; });
   m.def("fill", &fill, "pool"_a, "seed"_a, Unlocked());
-  m.def("poison", [](std::uint64_t address, std::uint64_t bytes) {
-    poison(reinterpret_cast<std::byte*>(address), bytes);
-  }, "address"_a, "bytes"_a, Unlocked());
-  m.def("verify", &verify_request, "pool"_a, "own"_a, "source"_a, "seed"_a, "epoch"_a, "every"_a);
-  m.def("copy_pieces", &copy, "to"_a, "to_offsets"_a, "source"_a, "from_offsets"_a, "lengths"_a);
+  m.def(
+      "poison",
+      [](std::uint64_t address, std::uint64_t bytes) { poison(reinterpret_cast<std::byte*>(address), bytes); },
+      "address"_a, "bytes"_a, Unlocked());
+  m.def("verify", &verify_request, "pool"_a, "own"_a.noconvert(), "source"_a.noconvert(), "seed"_a, "epoch"_a,
+        "every"_a);
+  m.def("copy_pieces", &copy, "to"_a, "to_offsets"_a.noconvert(), "source"_a, "from_offsets"_a.noconvert(),
+        "lengths"_a.noconvert());
   m.def("usable_cores", &usable_cores);
 }
 
@@ -179,7 +185,8 @@ void bind_words(nb::module_& m) {
 void bind_backend(nb::module_& m) {
   nb::class_<Peer>(m, "Peer")
       .def_prop_ro("id", &Peer::id)
-      .def("import_keys", [](Peer& self, const nb::bytes& keys) { self.import_keys(text(keys)); }, "keys"_a)
+      .def(
+          "import_keys", [](Peer& self, const nb::bytes& keys) { self.import_keys(text(keys)); }, "keys"_a)
       .def("describe", &Peer::describe)
       .def_prop_ro("lost", &Peer::lost);
   nb::class_<Plan>(m, "Plan")
@@ -188,27 +195,43 @@ void bind_backend(nb::module_& m) {
       .def_prop_ro("segments", &Plan::segments);
   nb::class_<Context>(m, "Context")
       .def_prop_ro("capabilities", &Context::capabilities, nb::rv_policy::copy)
-      .def("allocate", [](Context& self, std::uint64_t bytes) { return self.allocate(bytes, MemoryKind::host, -1); },
-           "bytes"_a, Unlocked())
-      .def("register_memory", [](Context& self, std::uint64_t address, std::uint64_t bytes) {
-        return self.register_memory(reinterpret_cast<std::byte*>(address), bytes, MemoryKind::host);
-      }, "address"_a, "bytes"_a, Unlocked())
+      .def(
+          "allocate", [](Context& self, std::uint64_t bytes) { return self.allocate(bytes, MemoryKind::host, -1); },
+          "bytes"_a, Unlocked())
+      .def(
+          "register_memory",
+          [](Context& self, std::uint64_t address, std::uint64_t bytes) {
+            return self.register_memory(reinterpret_cast<std::byte*>(address), bytes, MemoryKind::host);
+          },
+          "address"_a, "bytes"_a, Unlocked())
       .def("listen", &Context::listen, "address"_a, "port"_a, Unlocked())
-      .def("accept", [](Context& self, Nanoseconds timeout) { return self.accept(Deadline::after(timeout)); },
-           "timeout_ns"_a, Unlocked(), nb::keep_alive<0, 1>())
-      .def("connect", [](Context& self, const std::string& endpoint, Nanoseconds timeout) {
-        return self.connect(endpoint, Deadline::after(timeout));
-      }, "endpoint"_a, "timeout_ns"_a, Unlocked(), nb::keep_alive<0, 1>())
-      .def("export_keys", [](Context& self, const std::vector<Region>& regions) { return raw(self.export_keys(regions)); },
-           "regions"_a)
-      .def("prepare", &prepare, "peer"_a, "local_regions"_a, "local_offsets"_a, "remote_regions"_a, "remote_offsets"_a,
-           "lengths"_a, "segment_starts"_a, "timeout_ns"_a, nb::keep_alive<0, 1>())
-      .def("arm", [](Context& self, Plan& plan, Op op, const std::vector<std::uint32_t>& segments, std::uint64_t tag) {
-        self.arm(plan, op, segments, tag);
-      }, "plan"_a, "op"_a, "segments"_a, "tag"_a, Unlocked())
-      .def("post", [](Context& self, Plan& plan, Op op, const std::vector<std::uint32_t>& segments, std::uint64_t tag,
-                      const ReadyFlag* ready) { self.post(plan, op, segments, tag, ready); },
-           "plan"_a, "op"_a, "segments"_a, "tag"_a, "ready"_a = nb::none(), Unlocked(), nb::keep_alive<2, 6>())
+      .def(
+          "accept", [](Context& self, Nanoseconds timeout) { return self.accept(Deadline::after(timeout)); },
+          "timeout_ns"_a, Unlocked(), nb::keep_alive<0, 1>())
+      .def(
+          "connect",
+          [](Context& self, const std::string& endpoint, Nanoseconds timeout) {
+            return self.connect(endpoint, Deadline::after(timeout));
+          },
+          "endpoint"_a, "timeout_ns"_a, Unlocked(), nb::keep_alive<0, 1>())
+      .def(
+          "export_keys",
+          [](Context& self, const std::vector<Region>& regions) { return raw(self.export_keys(regions)); }, "regions"_a)
+      .def("prepare", &prepare, "peer"_a, "local_regions"_a.noconvert(), "local_offsets"_a.noconvert(),
+           "remote_regions"_a.noconvert(), "remote_offsets"_a.noconvert(), "lengths"_a.noconvert(),
+           "segment_starts"_a.noconvert(), "timeout_ns"_a, nb::keep_alive<0, 1>())
+      .def(
+          "arm",
+          [](Context& self, Plan& plan, Op op, const std::vector<std::uint32_t>& segments, std::uint64_t tag) {
+            self.arm(plan, op, segments, tag);
+          },
+          "plan"_a, "op"_a, "segments"_a, "tag"_a, Unlocked())
+      .def(
+          "post",
+          [](Context& self, Plan& plan, Op op, const std::vector<std::uint32_t>& segments, std::uint64_t tag,
+             const ReadyFlag* ready) { self.post(plan, op, segments, tag, ready); },
+          "plan"_a, "op"_a, "segments"_a, "tag"_a, "ready"_a = nb::none(), Unlocked(),
+          nb::keep_alive<1, 6>())  // a lane looks at the flag until close()
       .def("release", &Context::release, "peer"_a, "tag"_a, Unlocked())
       .def("cancel", &Context::cancel, "peer"_a, "tag"_a, Unlocked())
       .def("poll", &poll, "most"_a, "timeout_ns"_a)
@@ -221,21 +244,27 @@ void bind_backend(nb::module_& m) {
     return rows;
   });
   m.def("probe", [](const std::string& name) { return find_backend(name).probe(); }, "name"_a, Unlocked());
-  m.def("open_context", [](const std::string& name, const nb::bytes& token, const Options& options) {
-    if (token.size() != token_bytes) throw Error(Fault::usage, "a token has 32 bytes");
-    return find_backend(name).open(text(token), options);
-  }, "name"_a, "token"_a, "options"_a);
+  m.def(
+      "open_context",
+      [](const std::string& name, const nb::bytes& token, const Options& options) {
+        if (token.size() != token_bytes) throw Error(Fault::usage, "a token has 32 bytes");
+        return find_backend(name).open(text(token), options);
+      },
+      "name"_a, "token"_a, "options"_a);
 }
 
 void bind_loop(nb::module_& m) {
   nb::class_<LoopRequest>(m, "LoopRequest")
-      .def("__init__", [](LoopRequest* self, std::shared_ptr<Plan> plan, const Array<std::uint32_t>& prefill,
-                          const Array<std::uint32_t>& decode) {
-        if (prefill.size() != decode.size()) throw Error(Fault::usage, "the block tables differ in length");
-        const auto p = view(prefill);
-        const auto d = view(decode);
-        new (self) LoopRequest{std::move(plan), {p.begin(), p.end()}, {d.begin(), d.end()}};
-      }, "plan"_a, "prefill_table"_a, "decode_table"_a, nb::keep_alive<1, 2>());
+      .def(
+          "__init__",
+          [](LoopRequest* self, std::shared_ptr<Plan> plan, const Array<std::uint32_t>& prefill,
+             const Array<std::uint32_t>& decode) {
+            if (prefill.size() != decode.size()) throw Error(Fault::usage, "the block tables differ in length");
+            const auto p = view(prefill);
+            const auto d = view(decode);
+            new (self) LoopRequest{std::move(plan), {p.begin(), p.end()}, {d.begin(), d.end()}};
+          },
+          "plan"_a, "prefill_table"_a.noconvert(), "decode_table"_a.noconvert(), nb::keep_alive<1, 2>());
   nb::class_<LoopResult>(m, "LoopResult")
       .def_prop_ro("transfer_ns", [](const LoopResult& self) { return raw(self.transfer_ns); })
       .def_prop_ro("post_ns", [](const LoopResult& self) { return raw(self.post_ns); })

@@ -1,5 +1,6 @@
-// A small test runner. pip, which is all that a user's `make test` has to fetch things with, carries no C++ test framework, and
-// these tests need little of one: named cases, checks that say what they saw, a filter, and a deadline of each case.
+// A small test runner. pip, which is all that a user's `make test` has to fetch things with, carries no C++ test
+// framework, and these tests need little of one: named cases, checks that say what they saw, a filter, and a deadline
+// of each case.
 //
 //   TEST(lane, wrong_token_is_dropped) { CHECK_EQ(got, wanted); }
 //
@@ -36,34 +37,33 @@ template <typename A, typename B>
 void check_equal(const A& a, const B& b, const char* text, const char* file, int line) {
   if (a == b) return;
   std::ostringstream what;
-  what << text << ": " << +a << " and " << +b;
+  what << text << ": " << a << " and " << b;
   fail(file, line, what.str());
-}
-inline void check_equal(const std::string& a, const std::string& b, const char* text, const char* file, int line) {
-  if (a != b) fail(file, line, std::string(text) + ": '" + a + "' and '" + b + "'");
 }
 
 template <typename Body>
-void check_throws(Fault fault, const std::string& part, const Body& body, const char* text, const char* file, int line) {
+void check_throws(Fault fault, const std::string& part, const Body& body, const char* text, const char* file,
+                  int line) {
   try {
     body();
   } catch (const Error& error) {
     if (error.fault() == fault && std::string(error.what()).find(part) != std::string::npos) return;
-    fail(file, line, std::string(text) + " threw fault " + std::to_string(static_cast<int>(error.fault())) + ": " + error.what());
+    fail(file, line,
+         std::string(text) + " threw fault " + std::to_string(static_cast<int>(error.fault())) + ": " + error.what());
   }
   fail(file, line, std::string(text) + " threw nothing");
 }
 
 }  // namespace kvxfer::test
 
-#define TEST(group, name)                                                                                  \
-  static void group##_##name();                                                                            \
+#define TEST(group, name)                                                                                            \
+  static void group##_##name();                                                                                      \
   [[maybe_unused]] static const bool group##_##name##_added = ::kvxfer::test::add(#group "." #name, group##_##name); \
   static void group##_##name()
 
-#define CHECK(condition)                                                       \
-  do {                                                                         \
-    if (!(condition)) ::kvxfer::test::fail(__FILE__, __LINE__, #condition);    \
+#define CHECK(condition)                                                    \
+  do {                                                                      \
+    if (!(condition)) ::kvxfer::test::fail(__FILE__, __LINE__, #condition); \
   } while (false)
 
 #define CHECK_EQ(a, b) ::kvxfer::test::check_equal((a), (b), #a " == " #b, __FILE__, __LINE__)

@@ -42,7 +42,9 @@ std::string hello(std::uint16_t protocol, std::uint16_t lane, std::uint16_t lane
   return bytes;
 }
 
-void say(const Socket& socket, const std::string& what) { CHECK_EQ(send_all(socket.fd(), what.data(), what.size()), 0); }
+void say(const Socket& socket, const std::string& what) {
+  CHECK_EQ(send_all(socket.fd(), what.data(), what.size()), 0);
+}
 
 // True when the other side dropped the connection without a word.
 bool dropped(const Socket& socket) {
@@ -61,14 +63,15 @@ struct Server {
   std::optional<Fault> fault;
   std::thread thread;
 
-  explicit Server(Nanoseconds patience = 20 * second) : thread([this, patience] {
-    try {
-      lanes = listener.accept(Deadline::after(patience));
-    } catch (const Error& caught) {
-      error = caught.what();
-      fault = caught.fault();
-    }
-  }) {}
+  explicit Server(Nanoseconds patience = 20 * second)
+      : thread([this, patience] {
+          try {
+            lanes = listener.accept(Deadline::after(patience));
+          } catch (const Error& caught) {
+            error = caught.what();
+            fault = caught.fault();
+          }
+        }) {}
   ~Server() {
     listener.interrupt();
     wait();
@@ -234,7 +237,8 @@ TEST(lane, unreachable_and_malformed_endpoints) {
     const LaneListener listener("127.0.0.1", 0, token);
     gone = listener.endpoint();
   }
-  CHECK_THROWS(Fault::peer_lost, "cannot connect to the peer's data port at " + gone, connect_lanes(gone, token, 1, soon()));
+  CHECK_THROWS(Fault::peer_lost, "cannot connect to the peer's data port at " + gone,
+               connect_lanes(gone, token, 1, soon()));
   CHECK_THROWS(Fault::peer_lost, "cannot resolve", connect_lanes("no.such.host.invalid:1", token, 1, soon()));
   for (const char* wrong : {"", "host", ":5", "host:", "host:x", "host:70000", "host:0", "host:12x"})
     CHECK_THROWS(Fault::usage, "is no endpoint", connect_lanes(wrong, token, 1, soon()));
@@ -243,14 +247,16 @@ TEST(lane, unreachable_and_malformed_endpoints) {
 TEST(lane, a_listener_that_never_answers_costs_the_deadline) {
   const LaneListener listener("127.0.0.1", 0, token);
   const Nanoseconds began = now_ns();
-  CHECK_THROWS(Fault::peer_lost, "did not accept", connect_lanes(listener.endpoint(), token, 2, Deadline::after(100'000'000)));
+  CHECK_THROWS(Fault::peer_lost, "did not accept",
+               connect_lanes(listener.endpoint(), token, 2, Deadline::after(100'000'000)));
   CHECK(now_ns() - began < 5 * second);
 }
 
 TEST(lane, a_port_in_use_and_an_address_of_another_host_are_refused) {
   const LaneListener listener("127.0.0.1", 0, token);
   const std::uint16_t port = port_of(listener.endpoint());
-  CHECK_THROWS(Fault::unavailable, "cannot listen on 127.0.0.1 port " + std::to_string(port), LaneListener("127.0.0.1", port, token));
+  CHECK_THROWS(Fault::unavailable, "cannot listen on 127.0.0.1 port " + std::to_string(port),
+               LaneListener("127.0.0.1", port, token));
   CHECK_THROWS(Fault::unavailable, "cannot listen", LaneListener("192.0.2.1", 0, token));
   CHECK_THROWS(Fault::unavailable, "cannot resolve", LaneListener("no.such.host.invalid", 0, token));
 }

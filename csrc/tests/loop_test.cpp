@@ -12,7 +12,8 @@ constexpr std::uint64_t block_bytes = 2048;
 constexpr std::uint32_t blocks = 64;
 constexpr std::uint64_t seed = 11;
 
-// A pair with pools of one region, and a rotation of requests of 4 blocks each that share none. `a` is the prefill side.
+// A pair with pools of one region, and a rotation of requests of 4 blocks each that share none. `a` is the prefill
+// side.
 struct Rotation {
   Pair pair;
   PoolView prefill{{{pair.a.region.address, block_bytes}}, blocks};
@@ -42,15 +43,16 @@ struct Rotation {
     set.seed = seed;
     if (set.stall_ns == 0) set.stall_ns = 20 * second;
     Results results;
+    const auto side = [&set](Side which) {
+      LoopSettings mine = set;
+      mine.side = which;
+      return mine;
+    };
     together(
         [&] {
-          set.side = Side::prefill;
-          results.prefill = run_loop(*pair.a.context, *pair.a.peer, prefill_requests, prefill, set);
+          results.prefill = run_loop(*pair.a.context, *pair.a.peer, prefill_requests, prefill, side(Side::prefill));
         },
-        [&, set]() mutable {
-          set.side = Side::decode;
-          results.decode = run_loop(*pair.b.context, *pair.b.peer, decode_requests, decode, set);
-        });
+        [&] { results.decode = run_loop(*pair.b.context, *pair.b.peer, decode_requests, decode, side(Side::decode)); });
     return results;
   }
 };
@@ -92,8 +94,14 @@ TEST(loop, loops_that_follow_each_other_closely_do_not_mix) {
       run_loop(context, peer, requests, pool,
                {.side = side, .first_epoch = epoch, .count = 2, .inflight = 2, .seed = seed, .stall_ns = 20 * second});
   };
-  together([&] { many(*rotation.pair.a.context, *rotation.pair.a.peer, rotation.prefill_requests, rotation.prefill, Side::prefill); },
-           [&] { many(*rotation.pair.b.context, *rotation.pair.b.peer, rotation.decode_requests, rotation.decode, Side::decode); });
+  together(
+      [&] {
+        many(*rotation.pair.a.context, *rotation.pair.a.peer, rotation.prefill_requests, rotation.prefill,
+             Side::prefill);
+      },
+      [&] {
+        many(*rotation.pair.b.context, *rotation.pair.b.peer, rotation.decode_requests, rotation.decode, Side::decode);
+      });
 }
 
 TEST(loop, epochs_of_a_backend_that_moves_nothing_are_wrong) {
@@ -110,8 +118,10 @@ TEST(loop, a_plan_that_swaps_two_blocks_has_wrong_epochs) {
 
 TEST(loop, wrong_settings_are_refused) {
   Rotation rotation(2);
-  Side& a = rotation.pair.a;
-  const auto run = [&](LoopSettings set) { return run_loop(*a.context, *a.peer, rotation.prefill_requests, rotation.prefill, set); };
+  End& a = rotation.pair.a;
+  const auto run = [&](LoopSettings set) {
+    return run_loop(*a.context, *a.peer, rotation.prefill_requests, rotation.prefill, set);
+  };
   CHECK_THROWS(Fault::usage, "a loop needs", run({.count = 0, .stall_ns = second}));
   CHECK_THROWS(Fault::usage, "a loop needs", run({.inflight = 0, .stall_ns = second}));
   CHECK_THROWS(Fault::usage, "a loop needs", run({.stall_ns = 0}));
@@ -121,7 +131,7 @@ TEST(loop, wrong_settings_are_refused) {
 
 TEST(loop, a_peer_that_stands_still_is_an_error_after_the_stall_time) {
   Rotation rotation(1);
-  for (const kvxfer::Side side : {Side::prefill, Side::decode}) {
+  for (const Side side : {Side::prefill, Side::decode}) {
     const Nanoseconds began = now_ns();
     CHECK_THROWS(Fault::peer_lost, "nothing moved for 100 ms",
                  run_loop(*rotation.pair.a.context, *rotation.pair.a.peer, rotation.prefill_requests, rotation.prefill,

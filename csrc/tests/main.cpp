@@ -1,9 +1,9 @@
 // kvxfer_tests [FILTER]: runs the cases whose name contains FILTER; --list names them.
+#include <unistd.h>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <string>
-#include <unistd.h>
 
 #include "backend/clock.h"
 #include "tests/check.h"
@@ -26,8 +26,8 @@ constexpr unsigned seconds_per_case = 60;  // far more than any needs, sanitizer
 const char* running = "";
 
 void too_late(int) {
-  for (const char* text : {"HANGS   ", running, "\n"})
-    [[maybe_unused]] const auto written = ::write(STDOUT_FILENO, text, std::strlen(text));
+  for (const char* text : {"HANGS   ", running, "\n"}) [[maybe_unused]]
+    const auto written = ::write(STDOUT_FILENO, text, std::strlen(text));
   ::_exit(1);
 }
 

@@ -53,7 +53,7 @@ struct Pieces {
   }
 };
 
-struct Side {
+struct End {
   std::unique_ptr<Context> context;
   std::shared_ptr<Peer> peer;
   Region region;
@@ -62,8 +62,8 @@ struct Side {
   std::shared_ptr<Plan> prepare(const Pieces& pieces) { return prepare_with(*peer, pieces); }
   std::shared_ptr<Plan> prepare_with(Peer& with, const Pieces& pieces, Deadline deadline = soon()) {
     const std::vector<std::uint32_t> regions(pieces.lengths.size(), 0);
-    return context->prepare(
-        with, {regions, pieces.local, regions, pieces.remote, pieces.lengths, pieces.segments}, deadline);
+    return context->prepare(with, {regions, pieces.local, regions, pieces.remote, pieces.lengths, pieces.segments},
+                            deadline);
   }
   // Waits for an event, and forgets it; the others that come before it are kept for the next call.
   Event wait(EventKind kind, std::uint64_t tag, Deadline deadline = soon()) {
@@ -77,7 +77,9 @@ struct Side {
       Event events[16];
       const std::size_t n = context->poll(events, deadline);
       seen.insert(seen.end(), events, events + n);
-      if (n == 0 && deadline.passed()) throw Failure("event " + std::to_string(static_cast<int>(kind)) + " of tag " + std::to_string(tag) + " did not come");
+      if (n == 0 && deadline.passed())
+        throw Failure("event " + std::to_string(static_cast<int>(kind)) + " of tag " + std::to_string(tag) +
+                      " did not come");
     }
   }
   // Everything that comes within `ns`.
@@ -103,10 +105,10 @@ inline void join(Context& a, std::shared_ptr<Peer>& a_peer, Context& b, std::sha
 }
 
 struct Pair {
-  Side a, b;
+  End a, b;
 
   explicit Pair(std::uint64_t bytes = 1 << 20, const Options& options = {}, const std::string& backend = "tcp") {
-    for (Side* side : {&a, &b}) {
+    for (End* side : {&a, &b}) {
       side->context = find_backend(backend).open(token, options);
       side->region = side->context->allocate(bytes, MemoryKind::host, -1);
     }

@@ -6,26 +6,23 @@
 namespace kvxfer::test {
 namespace {
 
-// A plan over one buffer; what it belongs to does not matter for its arithmetic.
+// A plan of pieces of these lengths, 5 bytes apart.
 struct Sample {
-  std::vector<char> memory;
-  std::vector<std::uint64_t> lengths;
-  LanePlan plan;
+  Pieces pieces;
+  std::shared_ptr<Plan> owner;
+  const LanePlan& plan;
 
-  Sample(std::vector<std::uint64_t> of, const std::vector<std::uint32_t>& segments)
-      : memory(1 << 16), lengths(std::move(of)), plan(*static_cast<LanePeer*>(nullptr_peer()), 3, pieces(), segments) {}
+  Sample(Pair& pair, const std::vector<std::uint64_t>& lengths, const std::vector<std::uint32_t>& segments)
+      : pieces(spread(lengths, segments)), owner(pair.prepare(pieces).first), plan(dynamic_cast<LanePlan&>(*owner)) {}
 
-  static void* nullptr_peer() {
-    static char never_used[sizeof(void*)];
-    return never_used;
-  }
-  std::vector<iovec> pieces() {
-    std::vector<iovec> made;
-    std::size_t at = 0;
+  static Pieces spread(const std::vector<std::uint64_t>& lengths, const std::vector<std::uint32_t>& segments) {
+    Pieces made;
+    std::uint64_t at = 0;
     for (const std::uint64_t length : lengths) {
-      made.push_back({memory.data() + at, length});
+      made.add(at, at, length);
       at += length + 5;
     }
+    made.segments = segments;
     return made;
   }
 };
@@ -39,7 +36,8 @@ std::string ranges(const LanePlan& plan, std::vector<std::uint32_t> segments) {
 }
 
 TEST(plan, ranges_join_neighbours_and_leave_out_empty_segments) {
-  const Sample s({10, 20, 30, 0, 40}, {0, 1, 2, 3, 4});
+  Pair pair(4096);
+  const Sample s(pair, {10, 20, 30, 0, 40}, {0, 1, 2, 3, 4});
   CHECK_EQ(s.plan.bytes(), 100U);
   CHECK_EQ(s.plan.segments(), 5U);
   CHECK_EQ(ranges(s.plan, {}), "0-100 ");
@@ -51,18 +49,21 @@ TEST(plan, ranges_join_neighbours_and_leave_out_empty_segments) {
 }
 
 TEST(plan, unknown_and_repeated_segments_are_refused) {
-  const Sample s({10, 20, 30}, {0, 2});
+  Pair pair(4096);
+  const Sample s(pair, {10, 20, 50}, {0, 2});
   CHECK_THROWS(Fault::usage, "segment 2 of a plan with 2", ranges(s.plan, {0, 2}));
-  CHECK_THROWS(Fault::usage, "named twice", ranges(s.plan, {0, 0}));
+  CHECK_THROWS(Fault::usage, "named twice", ranges(s.plan, {1, 1}));
   CHECK_THROWS(Fault::usage, "3 segments of a plan with 2", ranges(s.plan, {0, 1, 0}));
 }
 
 TEST(plan, pieces_cover_every_byte_once_whatever_the_cut) {
+  Pair pair(4096);
   std::mt19937 random(5);
   for (int round = 0; round < 200; ++round) {
     std::vector<std::uint64_t> lengths(1 + random() % 20);
     for (auto& length : lengths) length = random() % 4 == 0 ? 0 : random() % 100;
-    Sample s(lengths, {0});
+    const Sample s(pair, lengths, {0});
+    std::memset(pair.a.region.address, 0, pair.a.region.bytes);
     const std::uint64_t all = s.plan.bytes();
     std::vector<iovec> room(1 + random() % 4);
     std::uint64_t at = 0;
@@ -73,10 +74,10 @@ TEST(plan, pieces_cover_every_byte_once_whatever_the_cut) {
       for (std::size_t i = 0; i < n; ++i)
         for (std::size_t b = 0; b < room[i].iov_len; ++b) ++static_cast<char*>(room[i].iov_base)[b];
     }
-    for (const iovec& piece : s.pieces())
-      for (std::size_t b = 0; b < piece.iov_len; ++b) CHECK_EQ(static_cast<char*>(piece.iov_base)[b], 1);
+    for (std::size_t i = 0; i < lengths.size(); ++i)
+      for (std::uint64_t b = 0; b < lengths[i]; ++b) CHECK(pair.a.at(s.pieces.local[i])[b] == std::byte{1});
     std::uint64_t touched = 0;
-    for (const char byte : s.memory) touched += static_cast<std::uint64_t>(byte);
+    for (std::uint64_t b = 0; b < pair.a.region.bytes; ++b) touched += static_cast<std::uint64_t>(*pair.a.at(b));
     CHECK_EQ(touched, all);
   }
 }
@@ -129,8 +130,9 @@ TEST(plan, sides_that_prepare_different_plans_are_told) {
   Pieces theirs = mine.mirrored();
   theirs.lengths[0] = 49;
   std::string a, b;
-  together([&] { CHECK_THROWS(Fault::usage, "prepared different plans (number 0): descriptor 0", pair.a.prepare(mine)); },
-           [&] { CHECK_THROWS(Fault::usage, "different plans", pair.b.prepare(theirs)); });
+  together(
+      [&] { CHECK_THROWS(Fault::usage, "prepared different plans (number 0): descriptor 0", pair.a.prepare(mine)); },
+      [&] { CHECK_THROWS(Fault::usage, "different plans", pair.b.prepare(theirs)); });
   Pieces longer = mine.mirrored();
   longer.add(0, 0, 1);
   together([&] { CHECK_THROWS(Fault::usage, "1 descriptors here, 2 there", pair.a.prepare(mine)); },
@@ -142,7 +144,8 @@ TEST(plan, a_peer_that_does_not_prepare_costs_the_deadline) {
   Pair pair(4096);
   Pieces mine;
   mine.add(0, 0, 8);
-  CHECK_THROWS(Fault::peer_lost, "did not prepare its side", pair.a.prepare_with(*pair.a.peer, mine, Deadline::after(50'000'000)));
+  CHECK_THROWS(Fault::peer_lost, "did not prepare its side",
+               pair.a.prepare_with(*pair.a.peer, mine, Deadline::after(50'000'000)));
 }
 
 TEST(plan, keys_are_checked) {

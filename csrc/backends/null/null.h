@@ -1,5 +1,5 @@
-// The null backend moves nothing: a post goes to the passive side as a notice and comes back as its confirmation. What a run
-// over it costs is what the harness itself costs.
+// The null backend moves nothing: a post goes to the passive side as a notice and comes back as its confirmation. What
+// a run over it costs is what the harness itself costs.
 #pragma once
 
 #include <memory>

@@ -15,6 +15,10 @@ constexpr auto ready_interval = std::chrono::microseconds(20);
 constexpr std::uint64_t call_bytes = std::uint64_t{1} << 20;
 // Ranges that a transfer holds without allocating.
 constexpr std::size_t ranges_room = 16;
+// Into how many chunks a lane's share of a transfer is cut at least, unless they would be smaller than is worth a
+// header.
+constexpr std::uint64_t chunks_per_lane = 4;
+constexpr std::uint64_t least_share = std::uint64_t{64} << 10;
 
 }  // namespace
 
@@ -39,7 +43,7 @@ std::vector<std::string> TcpPeer::describe() const {
   return lanes;
 }
 
-// --- transfers ----------------------------------------------------------------------------------------------------------------
+// --- transfers -------------------------------------------------------------------------------------------------------
 
 TcpPeer::Transfer* TcpPeer::find(std::uint64_t tag, Role role, Op op) {
   for (std::size_t i = 0; i < used_; ++i) {
@@ -107,8 +111,8 @@ void TcpPeer::end_open_transfers() {
 
 void TcpPeer::perform(const Outcome& outcome) {
   const Nanoseconds at = now_ns();  // what happened has happened; saying so to the peer is not part of it
-  // The peer first: its clock may be running, and whatever this side's application does about the event must reach the peer
-  // after the notice that the event is about.
+  // The peer first: its clock may be running, and whatever this side's application does about the event must reach the
+  // peer after the notice that the event is about.
   if (outcome.notice) {
     Notice notice = outcome.content;
     notice.kind = *outcome.notice;
@@ -140,7 +144,7 @@ void TcpPeer::post(LanePlan& plan, Op op, std::span<const std::uint32_t> segment
     for (const Range& range : transfer->left) transfer->total += range.to - range.from;
     if (op == Op::push) {
       transfer->ready = ready;
-      send_queue_.push_back(transfer);
+      queue(*transfer);
     } else {
       transfer->left.clear();
       request.kind = NoticeKind::request;
@@ -173,7 +177,14 @@ bool TcpPeer::cancel(std::uint64_t tag) {
   return true;
 }
 
-// --- sending ------------------------------------------------------------------------------------------------------------------
+// --- sending ---------------------------------------------------------------------------------------------------------
+
+// A small transfer is cut finer, so that all lanes have a share of it and end at about the same time.
+void TcpPeer::queue(Transfer& transfer) {
+  const std::uint64_t share = transfer.total / (chunks_per_lane * (lanes_.size() - 1));
+  transfer.chunk_bytes = std::min(std::max(share, least_share), chunking_.bytes);
+  send_queue_.push_back(&transfer);
+}
 
 bool TcpPeer::take_chunk(Chunk& chunk, bool& waits_for_ready) {
   waits_for_ready = false;
@@ -190,7 +201,7 @@ bool TcpPeer::take_chunk(Chunk& chunk, bool& waits_for_ready) {
     chunk.header.op = t.op;
     chunk.header.total = t.total;
     chunk.header.from = range.from;
-    chunk.header.bytes = std::min(range.to - range.from, chunking_.bytes);
+    chunk.header.bytes = std::min(range.to - range.from, t.chunk_bytes);
     range.from += chunk.header.bytes;
     if (range.from == range.to) ++t.next_left;
     ++t.chunks_out;
@@ -267,7 +278,8 @@ TcpPeer::Outcome TcpPeer::stop_sending(Transfer& transfer) {
     std::erase(send_queue_, &transfer);
   }
   if (transfer.chunks_out > 0) return {};
-  // The target of a push answers with cancel_seen before the initiator may call it ended; in a pull the initiator is told.
+  // The target of a push answers with cancel_seen before the initiator may call it ended; in a pull the initiator is
+  // told.
   if (transfer.op == Op::pull) return end(transfer, EventKind::cancelled, NoticeKind::cancelled);
   return tell(transfer, std::nullopt, NoticeKind::cancelled);
 }
@@ -289,13 +301,13 @@ std::string TcpPeer::start_sending(const Notice& notice, std::span<const std::ui
       return "protocol error: a pull of an unknown segment";
     }
     for (const Range& range : transfer->left) transfer->total += range.to - range.from;
-    send_queue_.push_back(transfer);
+    queue(*transfer);
   }
   changed_.notify_all();
   return {};
 }
 
-// --- receiving ----------------------------------------------------------------------------------------------------------------
+// --- receiving -------------------------------------------------------------------------------------------------------
 
 // Checks a chunk's header against what this side prepared, before a byte of it is written.
 std::string TcpPeer::admit(const ChunkHeader& header, LanePlan*& plan_of, Transfer*& transfer) {
@@ -406,7 +418,7 @@ std::string TcpPeer::sender_stopped(const Notice& notice) {
   return {};
 }
 
-// --- notices ------------------------------------------------------------------------------------------------------------------
+// --- notices ---------------------------------------------------------------------------------------------------------
 
 std::string TcpPeer::handle(const Notice& notice, std::span<const std::uint32_t> segments) {
   if (notice.kind == NoticeKind::request) return start_sending(notice, segments);
@@ -414,7 +426,8 @@ std::string TcpPeer::handle(const Notice& notice, std::span<const std::uint32_t>
   return answered(notice);
 }
 
-// The receiver's word on a transfer that this side sends. A tag that is not open (any more) is no error: answers may cross.
+// The receiver's word on a transfer that this side sends. A tag that is not open (any more) is no error: answers may
+// cross.
 std::string TcpPeer::answered(const Notice& notice) {
   const bool push = notice.kind == NoticeKind::confirm || notice.kind == NoticeKind::cancel_seen;
   if (!push && notice.kind != NoticeKind::delivered && notice.kind != NoticeKind::cancel_request)

@@ -1,7 +1,9 @@
-// One peer of a tcp context: notices on lane 0, payload on the other lanes, a sending and a receiving thread for each of these.
+// One peer of a tcp context: notices on lane 0, payload on the other lanes, a sending and a receiving thread for each
+// of these.
 //
-// A transfer is a list of byte ranges of its plan. Whichever sending lane is free takes the next chunk of it, so the lanes stay
-// equally busy; a chunk says which bytes of the plan it carries, and the receiving lane reads them straight into the blocks.
+// A transfer is a list of byte ranges of its plan. Whichever sending lane is free takes the next chunk of it, so the
+// lanes stay equally busy; a chunk says which bytes of the plan it carries, and the receiving lane reads them straight
+// into the blocks.
 #pragma once
 
 #include <atomic>
@@ -13,7 +15,7 @@
 namespace kvxfer::tcp {
 
 struct Chunking {
-  std::uint64_t bytes;          // the share of a transfer that a lane takes at a time
+  std::uint64_t bytes;          // the most of a transfer that a lane takes at a time
   std::size_t pieces_per_call;  // descriptors per system call
 };
 
@@ -65,6 +67,7 @@ class TcpPeer final : public LanePeer {
     const ReadyFlag* ready = nullptr;
     std::vector<Range> left;
     std::size_t next_left = 0;
+    std::uint64_t chunk_bytes = 0;
     // Receiving: bytes that chunk headers have announced, and where a cancelled transfer stopped.
     std::uint64_t announced = 0;
     std::uint64_t stops_at = 0;
@@ -95,6 +98,7 @@ class TcpPeer final : public LanePeer {
   // nullptr when max_inflight transfers that the same side initiated are open.
   Transfer* open_transfer(std::uint64_t tag, Role role, Op op, LanePlan& plan);
   static bool posted_here(Role role, Op op) { return (role == Role::send) == (op == Op::push); }
+  void queue(Transfer& transfer);
   static Outcome tell(const Transfer& transfer, std::optional<EventKind> event, std::optional<NoticeKind> notice);
   void free_if_idle(Transfer& transfer);
   Outcome end(Transfer& transfer, EventKind event, std::optional<NoticeKind> notice);
