@@ -1,5 +1,7 @@
 #include "backend/loop.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <array>
 
@@ -9,19 +11,22 @@ namespace {
 
 constexpr Nanoseconds poll_slice = 500'000'000;
 
+Nanoseconds thread_cpu_ns() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return now.tv_sec * 1'000'000'000 + now.tv_nsec;
+}
+
 class Loop {
  public:
-  Loop(Context& context, Peer& peer, std::span<const LoopRequest> requests, const PoolView& pool,
+  Loop(Context& context, std::span<const LoopRequest> requests, std::span<const Extent> regions,
        const LoopSettings& settings)
-      : context_(context), peer_(peer), requests_(requests), pool_(pool), set_(settings) {
+      : context_(context), requests_(requests), regions_(regions), set_(settings), legs_(requests[0].legs.size()) {
     const bool prefill = set_.side == Side::prefill;
     initiator_ = (set_.op == Op::push) == prefill;
-    began_.resize(set_.count);
+    progress_.resize(set_.count);
     busy_.resize(requests_.size());
-    if (prefill) {
-      result_.handover_ns.resize(set_.count);
-      ready_.resize(set_.count);
-    }
+    if (prefill) result_.handover_ns.resize(set_.count);
     if (initiator_) {
       result_.transfer_ns.resize(set_.count);
       result_.post_ns.resize(set_.count);
@@ -39,8 +44,7 @@ class Loop {
         quiet_since = now_ns();
         continue;
       }
-      if (const std::string why = peer_.lost(); !why.empty())
-        throw Error(Fault::peer_lost, "the peer was lost: " + why);
+      require_peers();
       const std::uint64_t moved_now = context_.bytes_moved();
       if (moved_now != moved) quiet_since = now_ns();
       moved = moved_now;
@@ -52,6 +56,15 @@ class Loop {
   }
 
  private:
+  // How far a request has come: legs that have reached each state, and when the request did.
+  struct Progress {
+    std::size_t armed = 0;
+    std::size_t usable = 0;
+    std::size_t released = 0;
+    Nanoseconds ready_at = 0;
+    Nanoseconds begun_at = 0;
+  };
+
   std::size_t slot(std::uint64_t epoch) const { return epoch % requests_.size(); }
   const LoopRequest& request(std::uint64_t epoch) const { return requests_[slot(epoch)]; }
 
@@ -61,15 +74,32 @@ class Loop {
     return epoch - set_.first_epoch;
   }
 
-  void begin(std::size_t i) {
-    began_[i] = now_ns();
-    if (first_begun_ == 0) first_begun_ = began_[i];
+  bool is_ours(std::uint32_t peer) const {
+    return std::ranges::any_of(requests_[0].legs, [&](const Leg& leg) { return leg.peer->id() == peer; });
+  }
+
+  void require_peers() const {
+    for (const Leg& leg : requests_[0].legs)
+      if (const std::string why = leg.peer->lost(); !why.empty())
+        throw Error(Fault::peer_lost, "the peer was lost: " + why);
+  }
+
+  void begin(Progress& progress) {
+    progress.begun_at = now_ns();
+    if (first_begun_ == 0) first_begun_ = progress.begun_at;
+  }
+
+  void stamp_all(std::uint64_t request_number, std::uint64_t epoch) {
+    if (!set_.check) return;
+    const Nanoseconds began = thread_cpu_ns();
+    for (const Leg& leg : request(request_number).legs) stamp(regions_, leg.pieces, set_.seed, epoch);
+    result_.checking_cpu_ns += thread_cpu_ns() - began;
   }
 
   // Prefill: the KV of this request is now in place.
   void make_ready(std::uint64_t epoch) {
-    if (set_.check) stamp(pool_, request(epoch).prefill_table, set_.seed, epoch);
-    ready_[index(epoch)] = now_ns();
+    stamp_all(epoch, epoch);
+    progress_[index(epoch)].ready_at = now_ns();
   }
 
   // Passive side. Requests may end out of order: the next one waits until the blocks of its slot are free again.
@@ -80,48 +110,63 @@ class Loop {
       busy_[slot(epoch)] = true;
       ++armed_;
       if (set_.side == Side::prefill) make_ready(epoch);
-      begin(index(epoch));
-      context_.arm(*request(epoch).plan, set_.op, {}, epoch);
+      begin(progress_[index(epoch)]);
+      for (const Leg& leg : request(epoch).legs) context_.arm(*leg.plan, set_.op, {}, epoch);
     }
   }
 
-  // Initiator.
-  void post(std::uint64_t epoch) {
+  // Initiator; once every leg's other side is ready.
+  void armed(std::uint64_t epoch) {
     const std::size_t i = index(epoch);
+    if (++progress_[i].armed != legs_) return;
     if (set_.side == Side::prefill) make_ready(epoch);
-    begin(i);
-    context_.post(*request(epoch).plan, set_.op, {}, epoch, nullptr);
-    result_.post_ns[i] = now_ns() - began_[i];
+    begin(progress_[i]);
+    for (const Leg& leg : request(epoch).legs) context_.post(*leg.plan, set_.op, {}, epoch, nullptr);
+    result_.post_ns[i] = now_ns() - progress_[i].begun_at;
   }
 
-  // Every byte is in place, and both sides know or are being told.
+  // Every byte of a leg is in place, and both sides know or are being told. The last leg counts.
   void usable(const Event& event) {
     const std::size_t i = index(event.tag);
+    Progress& progress = progress_[i];
+    if (++progress.usable != legs_) return;
     last_done_ = event.time_ns;
-    if (initiator_) result_.transfer_ns[i] = event.time_ns - began_[i];
+    if (initiator_) result_.transfer_ns[i] = event.time_ns - progress.begun_at;
     if (set_.side == Side::prefill) {
-      result_.handover_ns[i] = event.time_ns - ready_[i];
-    } else {
-      const LoopRequest& done = request(event.tag);
-      if (set_.check)
-        result_.wrong_epochs += wrong_epochs(pool_, done.decode_table, done.prefill_table, set_.seed, event.tag);
-      context_.release(peer_, event.tag);
-      finish(event.tag);
+      result_.handover_ns[i] = event.time_ns - progress.ready_at;
+      return;
     }
+    check(event.tag);
+    for (const Leg& leg : request(event.tag).legs) context_.release(*leg.peer, event.tag);
+    finish(event.tag);
+  }
+
+  void check(std::uint64_t epoch) {
+    if (!set_.check) return;
+    const Nanoseconds began = thread_cpu_ns();
+    for (const Leg& leg : request(epoch).legs)
+      result_.wrong_epochs += wrong_epochs(regions_, leg.pieces, set_.seed, epoch);
+    result_.checking_cpu_ns += thread_cpu_ns() - began;
+  }
+
+  // Prefill: decode is done with a leg.
+  void released(std::uint64_t epoch) {
+    if (++progress_[index(epoch)].released != legs_) return;
+    stamp_all(epoch, 0);  // other requests may cut the same memory into other pieces
+    finish(epoch);
   }
 
   void finish(std::uint64_t epoch) {
-    index(epoch);  // throws when it is none of ours
     ++finished_;
     busy_[slot(epoch)] = false;
     arm_what_may_run();
   }
 
   void take(const Event& event) {
-    if (event.peer != peer_.id()) return;
+    if (!is_ours(event.peer)) return;
     switch (event.kind) {
       case EventKind::armed:
-        if (initiator_) post(event.tag);
+        if (initiator_) armed(event.tag);
         return;
       case EventKind::confirmed:
         if (initiator_) usable(event);
@@ -130,43 +175,50 @@ class Loop {
         if (!initiator_) usable(event);
         return;
       case EventKind::released:
-        if (set_.side == Side::prefill) finish(event.tag);
+        if (set_.side == Side::prefill) released(event.tag);
         return;
       case EventKind::local:
         return;
       case EventKind::cancelled:
       case EventKind::error:
       case EventKind::peer_lost:
-        throw Error(Fault::peer_lost, "the peer was lost: " + peer_.lost());
+        require_peers();
+        throw Error(Fault::peer_lost, "a transfer ended before it was delivered");
     }
   }
 
   Context& context_;
-  Peer& peer_;
   const std::span<const LoopRequest> requests_;
-  const PoolView& pool_;
+  const std::span<const Extent> regions_;
   const LoopSettings set_;
+  const std::size_t legs_;
   bool initiator_ = false;
   std::vector<bool> busy_;  // slots of the rotation that the passive side has armed
   std::uint32_t armed_ = 0;
   std::uint32_t finished_ = 0;
-  std::vector<Nanoseconds> began_;
-  std::vector<Nanoseconds> ready_;
+  std::vector<Progress> progress_;
   Nanoseconds first_begun_ = 0;
   Nanoseconds last_done_ = 0;
   LoopResult result_;
 };
 
-}  // namespace
-
-LoopResult run_loop(Context& context, Peer& peer, std::span<const LoopRequest> requests, const PoolView& pool,
-                    const LoopSettings& settings) {
+void require_sane(std::span<const LoopRequest> requests, const LoopSettings& settings) {
   if (requests.empty() || settings.count == 0 || settings.inflight == 0 || settings.stall_ns <= 0)
     throw Error(Fault::usage, "a loop needs requests, a count, room in flight and a stall time");
   if (std::min(settings.inflight, settings.count) > requests.size())
     throw Error(Fault::usage, std::to_string(settings.inflight) + " requests in flight over " +
                                   std::to_string(requests.size()) + " block tables would overwrite each other");
-  return Loop(context, peer, requests, pool, settings).run();
+  for (const LoopRequest& request : requests)
+    if (request.legs.empty() || request.legs.size() != requests[0].legs.size())
+      throw Error(Fault::usage, "every request of a loop needs the same number of legs, at least one");
+}
+
+}  // namespace
+
+LoopResult run_loop(Context& context, std::span<const LoopRequest> requests, std::span<const Extent> regions,
+                    const LoopSettings& settings) {
+  require_sane(requests, settings);
+  return Loop(context, requests, regions, settings).run();
 }
 
 }  // namespace kvxfer

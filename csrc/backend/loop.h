@@ -1,8 +1,9 @@
 // The measuring loop: requests one after another (or `inflight` at once) over rotating transfer plans, timed natively.
 //
-// Both sides run it with the same numbers. Before a request is armed or posted, the prefill side stamps its epoch into
-// every block; after it is confirmed, the decode side checks the epochs and releases the request. Neither is in the
-// timed part.
+// A request has a leg for each peer that carries a part of it (one, or one per pair of tensor-parallel ranks); the legs
+// move at the same time and the last one counts. Both sides run the loop with the same numbers. Before a request is
+// armed or posted, the prefill side stamps its epoch into every piece; after it is confirmed, the decode side checks the
+// epochs and releases the request, and the prefill side takes them out again. None of this is in the timed part.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +18,22 @@ namespace kvxfer {
 
 enum class Side : std::uint8_t { prefill, decode };
 
-// One request of the rotation: its plan, and its block tables on both sides.
-struct LoopRequest {
+// What one peer carries of a request. The pieces are the plan's, or none when nothing is to be checked.
+struct Leg {
+  std::shared_ptr<Peer> peer;
   std::shared_ptr<Plan> plan;
-  std::vector<std::uint32_t> prefill_table;
-  std::vector<std::uint32_t> decode_table;
+  Pieces pieces;
+};
+
+// One request of the rotation; no peer has two legs.
+struct LoopRequest {
+  std::vector<Leg> legs;
 };
 
 struct LoopSettings {
   Side side = Side::prefill;
   Op op = Op::push;
-  std::uint64_t first_epoch = 1;  // of the first request; the tag is the epoch, the plan epoch modulo their number
+  std::uint64_t first_epoch = 1;  // of the first request; the tag is the epoch, the request epoch modulo their number
   std::uint32_t count = 1;
   std::uint32_t inflight = 1;
   bool check = true;  // stamp and check epochs
@@ -38,15 +44,16 @@ struct LoopSettings {
 // Per request, in order of epochs. A side has only what its own clock saw: transfer and post the initiator, hand-over
 // the prefill side; the others are empty.
 struct LoopResult {
-  std::vector<Nanoseconds> transfer_ns;  // post to confirmed
-  std::vector<Nanoseconds> post_ns;      // how long post took to return
+  std::vector<Nanoseconds> transfer_ns;  // first post to last confirmed
+  std::vector<Nanoseconds> post_ns;      // how long posting all legs took
   std::vector<Nanoseconds> handover_ns;  // KV ready to decode says usable
   Nanoseconds wall_ns = 0;               // first post (or arm) to last confirmed (or delivered)
-  std::uint64_t wrong_epochs = 0;        // blocks; decode side
+  std::uint64_t wrong_epochs = 0;        // pieces; decode side
+  Nanoseconds checking_cpu_ns = 0;       // CPU time that stamping and checking took
 };
 
-// Throws Error(peer_lost) when the peer is lost or stalls.
-LoopResult run_loop(Context& context, Peer& peer, std::span<const LoopRequest> requests, const PoolView& pool,
+// Throws Error(peer_lost) when a peer is lost or stalls.
+LoopResult run_loop(Context& context, std::span<const LoopRequest> requests, std::span<const Extent> regions,
                     const LoopSettings& settings);
 
 }  // namespace kvxfer

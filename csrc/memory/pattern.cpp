@@ -1,5 +1,6 @@
 #include "memory/pattern.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "memory/parallel.h"
@@ -8,7 +9,9 @@ namespace kvxfer {
 
 namespace {
 
-constexpr std::uint64_t word_step = 0x9e3779b97f4a7c15;   // odd: all words of a block differ
+constexpr std::uint64_t page_bytes = 4096;
+constexpr std::uint64_t page_words = page_bytes / 8;
+constexpr std::uint64_t word_step = 0x9e3779b97f4a7c15;   // odd: all words of a page differ
 constexpr std::uint64_t epoch_step = 0xd1b54a32d192ed03;  // odd, and no small multiple of word_step
 
 // splitmix64's finalizer (Steele, Lea, Flood 2014): a bijection that spreads every input bit.
@@ -18,16 +21,35 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-std::uint64_t base_word(std::uint64_t seed, std::uint32_t region, std::uint32_t block) {
-  return mix(mix(seed + word_step) ^ (static_cast<std::uint64_t>(region) << 32 | block));
+// The pattern of one region.
+class Pattern {
+ public:
+  Pattern(std::uint64_t seed, std::uint32_t region)
+      : key_(mix(mix(seed + word_step) + static_cast<std::uint64_t>(region) * epoch_step)) {}
+
+  std::uint64_t base(std::uint64_t page) const { return mix(key_ ^ page); }
+
+  // The 8 bytes from `offset` on, wherever that is.
+  std::uint64_t at(std::uint64_t offset) const {
+    const std::uint64_t low = word(offset / 8);
+    const unsigned shift = static_cast<unsigned>(offset % 8) * 8;
+    return shift == 0 ? low : low >> shift | word(offset / 8 + 1) << (64 - shift);
+  }
+
+ private:
+  std::uint64_t word(std::uint64_t w) const { return base(w / page_words) + (w % page_words) * word_step; }
+
+  std::uint64_t key_;
+};
+
+// Bytes of a word that a piece of `bytes` has from word `w` on.
+std::uint64_t word_bytes(std::uint64_t bytes, std::uint64_t w) { return std::min<std::uint64_t>(8, bytes - w * 8); }
+
+bool same(const std::byte* at, std::uint64_t expected, std::uint64_t bytes) {
+  return std::memcmp(at, &expected, bytes) == 0;
 }
 
-std::byte* block_at(const PoolView& pool, std::size_t region, std::uint32_t block) {
-  const PoolView::Region& r = pool.regions[region];
-  return r.address + block * r.block_bytes;
-}
-
-void write_block(std::byte* at, std::uint64_t bytes, std::uint64_t base) {
+void write_page(std::byte* at, std::uint64_t bytes, std::uint64_t base) {
   const std::uint64_t words = bytes / 8;
   for (std::uint64_t w = 0; w < words; ++w) {
     const std::uint64_t value = base + w * word_step;
@@ -37,52 +59,73 @@ void write_block(std::byte* at, std::uint64_t bytes, std::uint64_t base) {
   std::memcpy(at + words * 8, &tail, bytes % 8);
 }
 
-// Words of a block that differ; `first` gets the lowest one when there is any.
-std::uint64_t compare_block(const std::byte* at, std::uint64_t bytes, std::uint64_t base, std::uint64_t epoch,
-                            std::uint64_t& first) {
-  const std::uint64_t words = bytes / 8;
-  std::uint64_t seen = 0;
-  std::uint64_t expected = base + epoch * epoch_step;
-  const std::uint64_t whole = bytes < 8 ? bytes : 8;
-  std::memcpy(&seen, at, whole);
-  if (whole < 8) expected &= (std::uint64_t{1} << (8 * whole)) - 1;
-  std::uint64_t wrong = seen != expected ? 1 : 0;
-  if (wrong != 0) first = 0;
-
-  // Most blocks are right: look for any difference at memory speed, and count only then.
+// Whether the whole words [1, words) of a piece are right, at memory speed when its source lies on a word boundary.
+bool all_right(const std::byte* piece, std::uint64_t words, const Pattern& pattern, std::uint64_t source) {
   std::uint64_t difference = 0;
-  for (std::uint64_t w = 1; w < words; ++w) {
-    std::memcpy(&seen, at + w * 8, 8);
-    difference |= seen ^ (base + w * word_step);
-  }
-  if (difference != 0) {
-    for (std::uint64_t w = words; w-- > 1;) {
-      std::memcpy(&seen, at + w * 8, 8);
-      if (seen == base + w * word_step) continue;
-      ++wrong;
-      if (wrong == 1 || first != 0) first = w;
+  std::uint64_t seen = 0;
+  if (source % 8 != 0) {
+    for (std::uint64_t w = 1; w < words; ++w) {
+      std::memcpy(&seen, piece + w * 8, 8);
+      difference |= seen ^ pattern.at(source + w * 8);
     }
+    return difference == 0;
   }
-  const std::uint64_t tail_bytes = words == 0 ? 0 : bytes % 8;
-  if (tail_bytes != 0) {
-    const std::uint64_t tail = base + words * word_step;
-    if (std::memcmp(at + words * 8, &tail, tail_bytes) != 0) {
-      if (wrong == 0) first = words;
-      ++wrong;
+  for (std::uint64_t w = 1; w < words;) {
+    const std::uint64_t position = source / 8 + w;
+    const std::uint64_t first = position % page_words;
+    const std::uint64_t here = std::min(words - w, page_words - first);
+    const std::uint64_t base = pattern.base(position / page_words) + first * word_step;
+    for (std::uint64_t i = 0; i < here; ++i) {
+      std::memcpy(&seen, piece + (w + i) * 8, 8);
+      difference |= seen ^ (base + i * word_step);
     }
+    w += here;
   }
+  return difference == 0;
+}
+
+struct Wrong {
+  std::uint64_t words = 0;
+  std::uint64_t first = 0;
+};
+
+Wrong compare_piece(const std::byte* piece, std::uint64_t bytes, const Pattern& pattern, std::uint64_t source,
+                    std::uint64_t epoch) {
+  Wrong wrong;
+  const std::uint64_t words = (bytes + 7) / 8;
+  const auto look_at = [&](std::uint64_t w) {
+    const std::uint64_t expected = pattern.at(source + w * 8) + (w == 0 ? epoch * epoch_step : 0);
+    if (same(piece + w * 8, expected, word_bytes(bytes, w))) return;
+    if (wrong.words++ == 0) wrong.first = w;
+  };
+  if (words > 0) look_at(0);
+  // Most pieces are right; only one that is not is looked at word by word.
+  const bool whole_right = all_right(piece, bytes / 8, pattern, source);
+  for (std::uint64_t w = whole_right ? std::max<std::uint64_t>(bytes / 8, 1) : 1; w < words; ++w) look_at(w);
   return wrong;
 }
 
 }  // namespace
 
-void fill(const PoolView& pool, std::uint64_t seed) {
-  const std::size_t blocks = pool.blocks;
-  parallel_ranges(pool.regions.size() * blocks, usable_cores(), [&](std::size_t begin, std::size_t end, std::size_t) {
-    for (std::size_t i = begin; i < end; ++i) {
-      const auto region = static_cast<std::uint32_t>(i / blocks);
-      const auto block = static_cast<std::uint32_t>(i % blocks);
-      write_block(block_at(pool, region, block), pool.regions[region].block_bytes, base_word(seed, region, block));
+void fill(std::span<const Extent> regions, std::uint64_t seed) {
+  std::vector<std::uint64_t> first_page;  // of each region, counted through all of them
+  std::uint64_t pages = 0;
+  for (const Extent& region : regions) {
+    first_page.push_back(pages);
+    pages += (region.bytes + page_bytes - 1) / page_bytes;
+  }
+  parallel_ranges(pages, usable_cores(), [&](std::size_t begin, std::size_t end, std::size_t) {
+    for (std::size_t at = begin; at < end;) {
+      const auto after = std::upper_bound(first_page.begin(), first_page.end(), at);
+      const auto r = static_cast<std::size_t>(after - first_page.begin()) - 1;
+      const Extent& region = regions[r];
+      const Pattern pattern(seed, static_cast<std::uint32_t>(r));
+      const std::size_t stop = after == first_page.end() ? end : std::min<std::size_t>(end, *after);
+      for (; at < stop; ++at) {
+        const std::uint64_t page = at - first_page[r];
+        const std::uint64_t bytes = std::min(page_bytes, region.bytes - page * page_bytes);
+        write_page(region.address + page * page_bytes, bytes, pattern.base(page));
+      }
     }
   });
 }
@@ -96,55 +139,54 @@ void poison(std::byte* address, std::uint64_t bytes) {
   });
 }
 
-Verification verify(const PoolView& pool, std::span<const std::uint32_t> own, std::span<const std::uint32_t> source,
-                    std::uint64_t seed, std::uint64_t epoch, std::uint32_t every) {
-  const std::size_t blocks = own.size();
-  const std::size_t pairs = pool.regions.size() * blocks;
-  const std::size_t checked = (pairs + every - 1) / every;
+Verification verify(std::span<const Extent> regions, const Pieces& pieces, std::uint64_t seed, std::uint64_t epoch,
+                    std::uint32_t every) {
+  const std::size_t checked = (pieces.count() + every - 1) / every;
   std::vector<Verification> parts(usable_cores());
   parallel_ranges(checked, parts.size(), [&](std::size_t begin, std::size_t end, std::size_t worker) {
     Verification part;
-    for (std::size_t i = begin; i < end; ++i) {
-      const auto region = static_cast<std::uint32_t>(i * every / blocks);
-      const auto block = static_cast<std::uint32_t>(i * every % blocks);
-      const std::uint64_t bytes = pool.regions[region].block_bytes;
-      std::uint64_t first = 0;
-      const std::uint64_t wrong = compare_block(block_at(pool, region, own[block]), bytes,
-                                                base_word(seed, region, source[block]), epoch, first);
-      if (wrong != 0 && part.wrong_words == 0) part.first = {region, block, first};
-      part.wrong_words += wrong;
-      part.bytes_checked += bytes;
+    for (std::size_t i = begin * every; i < end * every && i < pieces.count(); i += every) {
+      const std::byte* piece = regions[pieces.own_regions[i]].address + pieces.own_offsets[i];
+      const Pattern pattern(seed, pieces.source_regions[i]);
+      const Wrong wrong = compare_piece(piece, pieces.lengths[i], pattern, pieces.source_offsets[i], epoch);
+      if (wrong.words != 0 && part.wrong_words == 0) {
+        part.piece = i;
+        part.word = wrong.first;
+      }
+      part.wrong_words += wrong.words;
+      part.bytes_checked += pieces.lengths[i];
     }
     parts[worker] = part;
   });
   Verification all;
   for (const Verification& part : parts) {  // in order, so the first wrong place is the lowest
-    if (part.wrong_words != 0 && all.wrong_words == 0) all.first = part.first;
+    if (part.wrong_words != 0 && all.wrong_words == 0) {
+      all.piece = part.piece;
+      all.word = part.word;
+    }
     all.wrong_words += part.wrong_words;
     all.bytes_checked += part.bytes_checked;
   }
   return all;
 }
 
-void stamp(const PoolView& pool, std::span<const std::uint32_t> table, std::uint64_t seed, std::uint64_t epoch) {
-  for (std::uint32_t region = 0; region < pool.regions.size(); ++region) {
-    const std::uint64_t bytes = pool.regions[region].block_bytes;
-    for (const std::uint32_t block : table) {
-      const std::uint64_t word = base_word(seed, region, block) + epoch * epoch_step;
-      std::memcpy(block_at(pool, region, block), &word, bytes < 8 ? bytes : 8);
-    }
+void stamp(std::span<const Extent> regions, const Pieces& pieces, std::uint64_t seed, std::uint64_t epoch) {
+  for (std::size_t i = 0; i < pieces.count(); ++i) {
+    const Pattern pattern(seed, pieces.source_regions[i]);
+    const std::uint64_t word = pattern.at(pieces.source_offsets[i]) + epoch * epoch_step;
+    std::memcpy(regions[pieces.own_regions[i]].address + pieces.own_offsets[i], &word,
+                word_bytes(pieces.lengths[i], 0));
   }
 }
 
-std::uint64_t wrong_epochs(const PoolView& pool, std::span<const std::uint32_t> own,
-                           std::span<const std::uint32_t> source, std::uint64_t seed, std::uint64_t epoch) {
+std::uint64_t wrong_epochs(std::span<const Extent> regions, const Pieces& pieces, std::uint64_t seed,
+                           std::uint64_t epoch) {
   std::uint64_t wrong = 0;
-  for (std::uint32_t region = 0; region < pool.regions.size(); ++region) {
-    const std::uint64_t bytes = pool.regions[region].block_bytes;
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      const std::uint64_t word = base_word(seed, region, source[i]) + epoch * epoch_step;
-      if (std::memcmp(block_at(pool, region, own[i]), &word, bytes < 8 ? bytes : 8) != 0) ++wrong;
-    }
+  for (std::size_t i = 0; i < pieces.count(); ++i) {
+    const Pattern pattern(seed, pieces.source_regions[i]);
+    const std::uint64_t word = pattern.at(pieces.source_offsets[i]) + epoch * epoch_step;
+    const std::byte* piece = regions[pieces.own_regions[i]].address + pieces.own_offsets[i];
+    if (!same(piece, word, word_bytes(pieces.lengths[i], 0))) ++wrong;
   }
   return wrong;
 }

@@ -71,37 +71,55 @@ std::vector<Event> poll(Context& context, std::size_t most, Nanoseconds timeout_
   return events;
 }
 
-PoolView make_view(const std::vector<std::pair<std::uint64_t, std::uint64_t>>& regions, std::uint32_t blocks) {
-  PoolView pool;
-  pool.blocks = blocks;
-  for (const auto& [address, block_bytes] : regions)
-    pool.regions.push_back({reinterpret_cast<std::byte*>(address), block_bytes});
-  return pool;
+Regions make_regions(const std::vector<std::pair<std::uint64_t, std::uint64_t>>& extents) {
+  Regions regions;
+  for (const auto& [address, bytes] : extents) regions.push_back({reinterpret_cast<std::byte*>(address), bytes});
+  return regions;
 }
 
-void require_blocks(const PoolView& pool, std::span<const std::uint32_t> table) {
-  for (const std::uint32_t block : table)
-    if (block >= pool.blocks) throw Error(Fault::usage, "block " + std::to_string(block) + " is outside the pool");
+template <typename T>
+std::vector<T> copied(const Array<T>& array) {
+  return {array.data(), array.data() + array.size()};
 }
 
-Verification verify_request(const PoolView& pool, const Array<std::uint32_t>& own, const Array<std::uint32_t>& source,
-                            std::uint64_t seed, std::uint64_t epoch, std::uint32_t every) {
-  if (own.size() != source.size() || every == 0) throw Error(Fault::usage, "tables of different length, or every 0");
-  require_blocks(pool, view(own));
+Leg make_leg(std::shared_ptr<Peer> peer, std::shared_ptr<Plan> plan, const Array<std::uint32_t>& own_regions,
+             const Array<std::uint64_t>& own_offsets, const Array<std::uint32_t>& source_regions,
+             const Array<std::uint64_t>& source_offsets, const Array<std::uint64_t>& lengths) {
+  const std::size_t n = lengths.size();
+  if (own_regions.size() != n || own_offsets.size() != n || source_regions.size() != n || source_offsets.size() != n)
+    throw Error(Fault::usage, "the arrays of a leg differ in length");
+  return {std::move(peer), std::move(plan),
+          {copied(own_regions), copied(own_offsets), copied(source_regions), copied(source_offsets), copied(lengths)}};
+}
+
+// The native loops trust their pieces; what comes from Python is held against the regions first.
+void require_inside(const Regions& regions, const Pieces& pieces) {
+  for (std::size_t i = 0; i < pieces.count(); ++i) {
+    const std::uint32_t r = pieces.own_regions[i];
+    if (r >= regions.size() || pieces.lengths[i] > regions[r].bytes ||
+        pieces.own_offsets[i] > regions[r].bytes - pieces.lengths[i])
+      throw Error(Fault::usage, "piece " + std::to_string(i) + " lies outside its region");
+  }
+}
+
+Verification verify_leg(const Regions& regions, const Leg& leg, std::uint64_t seed, std::uint64_t epoch,
+                        std::uint32_t every) {
+  if (every == 0) throw Error(Fault::usage, "every 0th piece cannot be compared");
+  require_inside(regions, leg.pieces);
   const nb::gil_scoped_release unlocked;
-  return verify(pool, view(own), view(source), seed, epoch, every);
+  return verify(regions, leg.pieces, seed, epoch, every);
 }
 
-LoopResult loop(Context& context, Peer& peer, const std::vector<const LoopRequest*>& requests, const PoolView& pool,
-                Side side, Op op, std::uint64_t first_epoch, std::uint32_t count, std::uint32_t inflight, bool check,
+LoopResult loop(Context& context, const std::vector<const LoopRequest*>& requests, const Regions& regions, Side side,
+                Op op, std::uint64_t first_epoch, std::uint32_t count, std::uint32_t inflight, bool check,
                 std::uint64_t seed, Nanoseconds stall_ns) {
   std::vector<LoopRequest> rotation;
   for (const LoopRequest* request : requests) {
-    require_blocks(pool, side == Side::prefill ? request->prefill_table : request->decode_table);
+    for (const Leg& leg : request->legs) require_inside(regions, leg.pieces);
     rotation.push_back(*request);
   }
   const nb::gil_scoped_release unlocked;
-  return run_loop(context, peer, rotation, pool, {side, op, first_epoch, count, inflight, check, seed, stall_ns});
+  return run_loop(context, rotation, regions, {side, op, first_epoch, count, inflight, check, seed, stall_ns});
 }
 
 Nanoseconds copy(std::uint64_t to, const Array<std::uint64_t>& to_offsets, std::uint64_t from,
@@ -118,25 +136,25 @@ void bind_memory(nb::module_& m) {
       .def(nb::init<std::uint64_t>(), "bytes"_a, Unlocked())
       .def_prop_ro("address", [](const Mapping& self) { return reinterpret_cast<std::uint64_t>(self.address()); })
       .def_prop_ro("bytes", &Mapping::bytes);
-  nb::class_<PoolView>(m, "PoolView", "A paged pool: (address, block_bytes) of each region, and its number of blocks.")
+  nb::class_<Regions>(m, "Regions", "(address, bytes) of each region, by its number; 0 bytes: left alone.")
       .def(
           "__init__",
-          [](PoolView* self, const std::vector<std::pair<std::uint64_t, std::uint64_t>>& regions,
-             std::uint32_t blocks) { new (self) PoolView(make_view(regions, blocks)); },
-          "regions"_a, "blocks"_a);
+          [](Regions* self, const std::vector<std::pair<std::uint64_t, std::uint64_t>>& extents) {
+            new (self) Regions(make_regions(extents));
+          },
+          "extents"_a);
   nb::class_<Verification>(m, "Verification")
       .def_ro("bytes_checked", &Verification::bytes_checked)
       .def_ro("wrong_words", &Verification::wrong_words)
-      .def_prop_ro("region", [](const Verification& self) { return self.first.region; })
-      .def_prop_ro("block", [](const Verification& self) { return self.first.block; })
-      .def_prop_ro("word", [](const Verification& self) { return self.first.word; });
-  m.def("fill", &fill, "pool"_a, "seed"_a, Unlocked());
+      .def_ro("piece", &Verification::piece)
+      .def_ro("word", &Verification::word);
+  m.def("fill", [](const Regions& regions, std::uint64_t seed) { fill(regions, seed); }, "regions"_a, "seed"_a,
+        Unlocked());
   m.def(
       "poison",
       [](std::uint64_t address, std::uint64_t bytes) { poison(reinterpret_cast<std::byte*>(address), bytes); },
       "address"_a, "bytes"_a, Unlocked());
-  m.def("verify", &verify_request, "pool"_a, "own"_a.noconvert(), "source"_a.noconvert(), "seed"_a, "epoch"_a,
-        "every"_a);
+  m.def("verify", &verify_leg, "regions"_a, "leg"_a, "seed"_a, "epoch"_a, "every"_a);
   m.def("copy_pieces", &copy, "to"_a, "to_offsets"_a.noconvert(), "source"_a, "from_offsets"_a.noconvert(),
         "lengths"_a.noconvert());
   m.def("usable_cores", &usable_cores);
@@ -254,24 +272,34 @@ void bind_backend(nb::module_& m) {
 }
 
 void bind_loop(nb::module_& m) {
+  nb::class_<Leg>(m, "Leg", "What one peer carries of a request; region numbers are those of either side.")
+      .def(
+          "__init__",
+          [](Leg* self, std::shared_ptr<Peer> peer, std::shared_ptr<Plan> plan, const Array<std::uint32_t>& own_regions,
+             const Array<std::uint64_t>& own_offsets, const Array<std::uint32_t>& source_regions,
+             const Array<std::uint64_t>& source_offsets, const Array<std::uint64_t>& lengths) {
+            new (self) Leg(make_leg(std::move(peer), std::move(plan), own_regions, own_offsets, source_regions,
+                                    source_offsets, lengths));
+          },
+          "peer"_a, "plan"_a, "own_regions"_a.noconvert(), "own_offsets"_a.noconvert(),
+          "source_regions"_a.noconvert(), "source_offsets"_a.noconvert(), "lengths"_a.noconvert(),
+          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
   nb::class_<LoopRequest>(m, "LoopRequest")
       .def(
           "__init__",
-          [](LoopRequest* self, std::shared_ptr<Plan> plan, const Array<std::uint32_t>& prefill,
-             const Array<std::uint32_t>& decode) {
-            if (prefill.size() != decode.size()) throw Error(Fault::usage, "the block tables differ in length");
-            const auto p = view(prefill);
-            const auto d = view(decode);
-            new (self) LoopRequest{std::move(plan), {p.begin(), p.end()}, {d.begin(), d.end()}};
+          [](LoopRequest* self, const std::vector<const Leg*>& legs) {
+            new (self) LoopRequest;
+            for (const Leg* leg : legs) self->legs.push_back(*leg);
           },
-          "plan"_a, "prefill_table"_a.noconvert(), "decode_table"_a.noconvert(), nb::keep_alive<1, 2>());
+          "legs"_a, nb::keep_alive<1, 2>());
   nb::class_<LoopResult>(m, "LoopResult")
       .def_prop_ro("transfer_ns", [](const LoopResult& self) { return raw(self.transfer_ns); })
       .def_prop_ro("post_ns", [](const LoopResult& self) { return raw(self.post_ns); })
       .def_prop_ro("handover_ns", [](const LoopResult& self) { return raw(self.handover_ns); })
       .def_ro("wall_ns", &LoopResult::wall_ns)
-      .def_ro("wrong_epochs", &LoopResult::wrong_epochs);
-  m.def("run_loop", &loop, "context"_a, "peer"_a, "requests"_a, "pool"_a, "side"_a, "op"_a, "first_epoch"_a, "count"_a,
+      .def_ro("wrong_epochs", &LoopResult::wrong_epochs)
+      .def_ro("checking_cpu_ns", &LoopResult::checking_cpu_ns);
+  m.def("run_loop", &loop, "context"_a, "requests"_a, "regions"_a, "side"_a, "op"_a, "first_epoch"_a, "count"_a,
         "inflight"_a, "check"_a, "seed"_a, "stall_ns"_a);
 }
 
