@@ -1,29 +1,35 @@
-"""TransferPlan: the descriptors of one request as arrays."""
+"""TransferPlan: the descriptors of what one rank sends to another for one request, as arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 
+from kvxfer.cache.layout import Slice
 from kvxfer.cache.tables import Table
+
+Offsets = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
 class TransferPlan:
-    """Descriptors of one request, region by region, as one side sees them; arrays of equal length.
+    """Descriptors in the order of layers; arrays of equal length.
 
-    `regions` are positions in the pool's list of regions, the same on both sides. `segment_starts` holds the first
-    descriptor of each layer, so that layers can be sent apart.
+    Regions are numbers in the lists of regions of either side. `segment_starts` holds the first descriptor of each layer, so
+    that layers can be sent apart.
     """
 
-    regions: npt.NDArray[np.uint32]
-    local_offsets: npt.NDArray[np.uint64]
-    remote_offsets: npt.NDArray[np.uint64]
-    lengths: npt.NDArray[np.uint64]
-    segment_starts: npt.NDArray[np.uint32]
+    prefill_regions: Numbers
+    prefill_offsets: Offsets
+    decode_regions: Numbers
+    decode_offsets: Offsets
+    lengths: Offsets
+    segment_starts: Numbers
 
     @property
     def descriptors(self) -> int:
@@ -34,26 +40,83 @@ class TransferPlan:
         return int(self.lengths.sum())
 
 
-def transfer_plan(local: Table, remote: Table, block_bytes: Sequence[int], regions_per_layer: int) -> TransferPlan:
-    """The plan of a request with these block tables; blocks adjacent in memory on both sides become one descriptor.
+@dataclass(frozen=True)
+class _Pieces:
+    """Descriptors of several slices of one form."""
 
-    `block_bytes` holds the bytes of a block in each region.
+    prefill_regions: Numbers
+    prefill_offsets: Offsets
+    decode_regions: Numbers
+    decode_offsets: Offsets
+    lengths: Offsets
+    per_slice: int
+
+
+def transfer_plan(slices: Sequence[Slice], prefill: Sequence[Table], decode: Sequence[Table]) -> TransferPlan:
+    """The plan of a request with these block tables, one per group and side.
+
+    Blocks that are adjacent in memory on both sides become one descriptor where whole blocks move.
     """
-    first, count = _runs(local, remote)
-    runs, regions = len(first), len(block_bytes)
-    size = np.repeat(np.asarray(block_bytes, np.uint64), runs)
+    parts = []
+    starts: list[int] = []
+    layer, position = None, 0
+    for _, same in groupby(slices, _form):
+        alike = list(same)
+        pieces = _expand(alike, prefill[alike[0].group], decode[alike[0].group])
+        for number, one in enumerate(alike):
+            if one.layer != layer:
+                layer = one.layer
+                starts.append(position + number * pieces.per_slice)
+        position += len(alike) * pieces.per_slice
+        parts.append(pieces)
     return TransferPlan(
-        regions=np.repeat(np.arange(regions, dtype=np.uint32), runs),
-        local_offsets=np.tile(local[first].astype(np.uint64), regions) * size,
-        remote_offsets=np.tile(remote[first].astype(np.uint64), regions) * size,
-        lengths=np.tile(count.astype(np.uint64), regions) * size,
-        segment_starts=np.arange(0, regions * runs, regions_per_layer * runs, dtype=np.uint32),
+        *(
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("prefill_regions", "prefill_offsets", "decode_regions", "decode_offsets", "lengths")
+        ),
+        segment_starts=np.asarray(starts, np.uint32),
     )
 
 
-def _runs(local: Table, remote: Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """First position and length of each stretch of the tables that is contiguous in both."""
-    step = np.ones(1, np.int64)
-    breaks = (np.diff(local.astype(np.int64)) != step) | (np.diff(remote.astype(np.int64)) != step)
+def _form(one: Slice) -> tuple[int, ...]:
+    """What slices must have in common to be expanded together."""
+    return (
+        one.group,
+        one.prefill_block,
+        one.decode_block,
+        one.length,
+        one.count,
+        one.prefill_stride,
+        one.decode_stride,
+    )
+
+
+def _expand(alike: list[Slice], prefill: Table, decode: Table) -> _Pieces:
+    one = alike[0]
+    first, runs = joined_runs(prefill, decode) if one.whole else (np.arange(len(prefill)), None)
+    within = np.arange(one.count, dtype=np.uint64)
+
+    def offsets(table: Table, block: int, stride: int, starts: list[int]) -> Offsets:
+        blocks = table[first].astype(np.uint64) * np.uint64(block)
+        pieces = (blocks[:, None] + within * np.uint64(stride)).reshape(-1)
+        return (np.asarray(starts, np.uint64)[:, None] + pieces).reshape(-1)
+
+    lengths = np.full(len(first) * one.count, one.length, np.uint64)
+    if runs is not None:
+        lengths *= runs.astype(np.uint64)
+    per_slice = len(lengths)
+    return _Pieces(
+        prefill_regions=np.repeat(np.asarray([s.prefill_region for s in alike], np.uint32), per_slice),
+        prefill_offsets=offsets(prefill, one.prefill_block, one.prefill_stride, [s.prefill_offset for s in alike]),
+        decode_regions=np.repeat(np.asarray([s.decode_region for s in alike], np.uint32), per_slice),
+        decode_offsets=offsets(decode, one.decode_block, one.decode_stride, [s.decode_offset for s in alike]),
+        lengths=np.tile(lengths, len(alike)),
+        per_slice=per_slice,
+    )
+
+
+def joined_runs(prefill: Table, decode: Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """First position and length of each stretch of the tables that is contiguous on both sides."""
+    breaks = (np.diff(prefill.astype(np.int64)) != 1) | (np.diff(decode.astype(np.int64)) != 1)
     first = np.concatenate([[0], np.flatnonzero(breaks) + 1])
-    return first, np.diff(np.concatenate([first, [len(local)]]))
+    return first, np.diff(np.concatenate([first, [len(prefill)]]))
