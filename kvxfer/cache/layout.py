@@ -20,10 +20,12 @@ Layout = Literal["nhd", "hnd"]
 class Part:
     """What lies in a region of its own: `cell` bytes per head and token, in blocks of `tokens` tokens.
 
-    `group` is the block table that its blocks are found by. A replicated part is held whole by every rank.
+    `name` tells the parts of a layer apart (kv, k, v, latent, …). `group` is the block table that its blocks are found by.
+    A replicated part is held whole by every rank.
     """
 
     layer: int
+    name: str
     heads: int
     cell: int
     tokens: int
@@ -142,9 +144,7 @@ def _shares(wanted: Region, holders: list[tuple[int, Region]]) -> Iterator[tuple
         head = stop
 
 
-def _slice(
-    source: int, target: int, prefill: Region, decode: Region, first: int, heads: int, layout: Layout
-) -> Slice:
+def _slice(source: int, target: int, prefill: Region, decode: Region, first: int, heads: int, layout: Layout) -> Slice:
     """Heads [first, first + heads) of a block: one piece where they are contiguous, else one per token."""
     part = prefill.part
     row = part.cell if layout == "nhd" else part.cell * part.tokens  # bytes from one head to the next

@@ -1,0 +1,131 @@
+"""Tensor-parallel layouts: moving the plans equals indexing one logical tensor [layer, token, head, byte]."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvxfer.cache.layout import Layout, Part, RankPair, Region, rank_heads, rank_pairs, regions
+from kvxfer.cache.plan import transfer_plan
+from kvxfer.cache.tables import BlockTables, scatter
+from kvxfer.errors import UsageError
+
+TP = st.sampled_from([1, 2, 3, 4, 6, 8])
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[list[Part], int, int]:
+    """Parts of one to three layers with one block size, and two tensor-parallel sizes that fit them."""
+    heads = draw(st.sampled_from([1, 2, 4, 6, 8]))
+    fitting = st.sampled_from([tp for tp in (1, 2, 3, 4, 6, 8, 12) if heads % tp == 0 or tp % heads == 0])
+    tokens = draw(st.integers(1, 4))
+    parts = []
+    for layer in range(draw(st.integers(1, 3))):
+        if draw(st.booleans()):
+            names = draw(st.sampled_from([["kv"], ["k", "v"]]))
+            parts += [Part(layer, name, heads, draw(st.integers(1, 5)), tokens) for name in names]
+        else:
+            parts.append(Part(layer, "latent", 1, draw(st.integers(1, 9)), tokens, replicated=True))
+    return parts, draw(fitting), draw(fitting)
+
+
+def place(region: Region, table: np.ndarray, logical: np.ndarray, pool_blocks: int, layout: Layout) -> np.ndarray:
+    """The region's memory when it holds the request: -1 where nothing of it lies. logical is [token, head, byte]."""
+    part = region.part
+    heads = slice(region.first_head, region.first_head + region.heads)
+    memory = np.full((pool_blocks, part.tokens * region.heads * part.cell), -1, np.int64)
+    for position, block in enumerate(table):
+        content = logical[position * part.tokens : (position + 1) * part.tokens, heads]
+        memory[block] = (content if layout == "nhd" else content.transpose(1, 0, 2)).reshape(-1)
+    return memory.reshape(-1)
+
+
+def logical_tensors(parts: list[Part], blocks: int) -> list[np.ndarray]:
+    """One tensor per part; every byte of all of them is another number."""
+    tensors, start = [], 0
+    for part in parts:
+        shape = (blocks * part.tokens, part.heads, part.cell)
+        size = int(np.prod(shape))
+        tensors.append(np.arange(start, start + size).reshape(shape))
+        start += size
+    return tensors
+
+
+def move(pairs: list[RankPair], source: list[np.ndarray], target: list[np.ndarray], tables: BlockTables) -> int:
+    """Copy every descriptor; returns how many there were. A byte written twice is an error."""
+    written = [np.zeros(len(memory), np.int64) for memory in target]
+    count = 0
+    for pair in pairs:
+        plan = transfer_plan(pair.slices, [tables.prefill[0]], [tables.decode[0]])
+        count += plan.descriptors
+        for i in range(plan.descriptors):
+            length = int(plan.lengths[i])
+            p, d = int(plan.prefill_offsets[i]), int(plan.decode_offsets[i])
+            target[plan.decode_regions[i]][d : d + length] = source[plan.prefill_regions[i]][p : p + length]
+            written[plan.decode_regions[i]][d : d + length] += 1
+    assert all(times.max(initial=0) <= 1 for times in written)
+    return count
+
+
+@given(models(), st.sampled_from(["nhd", "hnd"]), st.integers(1, 6), st.floats(0, 1), st.integers(0, 1000))
+@settings(max_examples=300, deadline=None)
+def test_moving_the_plans_equals_indexing_the_logical_tensor(
+    model: tuple[list[Part], int, int], layout: Layout, blocks: int, fragmentation: float, seed: int
+) -> None:
+    parts, tp_prefill, tp_decode = model
+    tables = scatter(blocks, 1, 1, fragmentation, seed)
+    logical = logical_tensors(parts, blocks)
+    prefill, decode = regions(parts, tp_prefill), regions(parts, tp_decode)
+
+    def memories(side: list[Region], table: np.ndarray) -> list[np.ndarray]:
+        return [place(r, table, logical[parts.index(r.part)], tables.pool_blocks, layout) for r in side]
+
+    source = memories(prefill, tables.prefill[0])
+    expected = memories(decode, tables.decode[0])
+    target = [np.full(len(memory), -1, np.int64) for memory in expected]
+    pairs = rank_pairs(prefill, decode, layout)
+    move(pairs, source, target, tables)
+    for got, wanted in zip(target, expected, strict=True):
+        assert np.array_equal(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("tp_prefill", "tp_decode", "layout", "descriptors", "pairs"),
+    [
+        (1, 1, "nhd", 40_960, 1),
+        (8, 8, "nhd", 8 * 40_960, 8),
+        (4, 8, "hnd", 8 * 40_960, 8),  # half of a block's heads, contiguous
+        (4, 8, "nhd", 8 * 40_960 * 16, 8),  # one token's heads: block_size times more
+        (8, 4, "nhd", 8 * 40_960 * 16, 8),
+        (16, 8, "nhd", 8 * 40_960, 8),  # duplicated heads at prefill are skipped
+        (8, 16, "nhd", 16 * 40_960, 16),  # and sent twice to a decode side that replicates them
+    ],
+)
+def test_descriptors_of_70b_between_tensor_parallel_sizes(
+    tp_prefill: int, tp_decode: int, layout: Layout, descriptors: int, pairs: int
+) -> None:
+    parts = [Part(layer, "kv", 8, 512, 16) for layer in range(80)]
+    tables = scatter(512, 1, 1, 1.0, 0)
+    found = rank_pairs(regions(parts, tp_prefill), regions(parts, tp_decode), layout)
+    plans = [transfer_plan(pair.slices, [tables.prefill[0]], [tables.decode[0]]) for pair in found]
+    assert (sum(plan.descriptors for plan in plans), len(found)) == (descriptors, pairs)
+    replicas = max(1, tp_decode // 8)
+    assert sum(plan.bytes for plan in plans) == replicas * 8192 * 327_680
+    assert all(len(plan.segment_starts) == 80 for plan in plans)
+
+
+def test_a_latent_is_sent_whole_to_every_decode_rank() -> None:
+    parts = [Part(layer, "latent", 1, 1152, 16, replicated=True) for layer in range(61)]
+    found = rank_pairs(regions(parts, 8), regions(parts, 8), "nhd")
+    assert [(pair.prefill_rank, pair.decode_rank) for pair in found] == [(rank, rank) for rank in range(8)]
+    assert all(pair.bytes_per_block == {0: 61 * 16 * 1152} for pair in found)
+    spread = rank_pairs(regions(parts, 2), regions(parts, 4), "nhd")
+    assert [(pair.prefill_rank, pair.decode_rank) for pair in spread] == [(0, 0), (0, 2), (1, 1), (1, 3)]
+
+
+@pytest.mark.parametrize(("heads", "tp"), [(8, 3), (8, 12), (6, 4)])
+def test_heads_and_ranks_that_do_not_divide_are_refused(heads: int, tp: int) -> None:
+    with pytest.raises(UsageError, match=f"{tp} does not fit {heads}"):
+        rank_heads(Part(0, "kv", heads, 2, 16), tp, 0)
