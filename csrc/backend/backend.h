@@ -125,6 +125,8 @@ class Context {
 
   // Takes at most events.size() events; waits for the first until the deadline. 0: none came.
   virtual std::size_t poll(std::span<Event> events, Deadline deadline) = 0;
+  // Events that poll() gave, and that are for whoever polls next: it gives them again, first.
+  virtual void put_back(std::span<const Event> events) = 0;
   // For engines without threads of their own; others return at once.
   virtual void progress(Deadline deadline) = 0;
   // Readable while events wait; for event loops of others. -1: the engine has none.

@@ -24,8 +24,11 @@ void EventQueue::reserve(std::size_t last_events) {
 
 void EventQueue::append(const Event& event) {
   ring_[(head_ + size_) % ring_.size()] = event;
-  ++size_;
-  if (descriptor_ >= 0 && size_ == 1) {
+  grown();
+}
+
+void EventQueue::grown() {
+  if (++size_ == 1 && descriptor_ >= 0) {
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto written = ::write(descriptor_, &one, sizeof one);
   }
@@ -71,6 +74,18 @@ std::size_t EventQueue::pop(std::span<Event> events, Deadline deadline) {
     [[maybe_unused]] const auto read = ::read(descriptor_, &count, sizeof count);
   }
   return taken;
+}
+
+void EventQueue::put_back(std::span<const Event> events) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = events.size(); i-- > 0 && size_ < ring_.size();) {
+      head_ = (head_ + ring_.size() - 1) % ring_.size();
+      ring_[head_] = events[i];
+      grown();
+    }
+  }
+  filled_.notify_one();
 }
 
 int EventQueue::descriptor() {

@@ -24,6 +24,8 @@ class EventQueue {
   bool push(const Event& event);
   void push_last(const Event& event);
   std::size_t pop(std::span<Event> events, Deadline deadline);
+  // The next pop() takes these first, in this order.
+  void put_back(std::span<const Event> events);
   // From now on pop() takes what there is and waits no more.
   void stop_waiting();
   // Readable while events wait. Made on the first call; costs a system call per event from then on.
@@ -31,6 +33,7 @@ class EventQueue {
 
  private:
   void append(const Event& event);  // with mutex_ held
+  void grown();                     // by one event; with mutex_ held
 
   std::mutex mutex_;
   std::condition_variable filled_;

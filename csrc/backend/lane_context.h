@@ -34,6 +34,7 @@ class LaneContext : public Context {
   void release(Peer& peer, std::uint64_t tag) override;
   bool cancel(Peer& peer, std::uint64_t tag) override;
   std::size_t poll(std::span<Event> events, Deadline deadline) override;
+  void put_back(std::span<const Event> events) override { events_.put_back(events); }
   void progress(Deadline) override {}  // the lanes have threads of their own
   int event_fd() override { return events_.descriptor(); }
   std::uint64_t bytes_moved() const override;

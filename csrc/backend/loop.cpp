@@ -10,6 +10,7 @@ namespace kvxfer {
 namespace {
 
 constexpr Nanoseconds poll_slice = 500'000'000;
+constexpr std::size_t max_early = 4096;
 
 Nanoseconds thread_cpu_ns() {
   timespec now{};
@@ -37,7 +38,7 @@ class Loop {
     arm_what_may_run();
     Nanoseconds quiet_since = now_ns();
     std::uint64_t moved = context_.bytes_moved();
-    std::array<Event, 1> event;  // one at a time: what comes after the last belongs to the next loop
+    std::array<Event, 1> event;  // one at a time: what comes after the last is for the next loop
     while (finished_ < set_.count) {
       if (context_.poll(event, Deadline::after(std::min(poll_slice, set_.stall_ns))) > 0) {
         take(event[0]);
@@ -51,6 +52,7 @@ class Loop {
       if (now_ns() - quiet_since > set_.stall_ns)
         throw Error(Fault::peer_lost, "nothing moved for " + std::to_string(set_.stall_ns / 1'000'000) + " ms");
     }
+    context_.put_back(early_);
     result_.wall_ns = last_done_ - first_begun_;
     return std::move(result_);
   }
@@ -63,6 +65,7 @@ class Loop {
     std::size_t released = 0;
     Nanoseconds ready_at = 0;
     Nanoseconds begun_at = 0;
+    Nanoseconds usable_at = 0;
   };
 
   std::size_t slot(std::uint64_t epoch) const { return epoch % requests_.size(); }
@@ -82,6 +85,17 @@ class Loop {
     for (const Leg& leg : requests_[0].legs)
       if (const std::string why = leg.peer->lost(); !why.empty())
         throw Error(Fault::peer_lost, "the peer was lost: " + why);
+  }
+
+  // A peer that is ready for a request of the next loop, while this one still waits for another peer.
+  bool is_early(const Event& event) const {
+    const bool beyond = event.tag >= set_.first_epoch && event.tag - set_.first_epoch >= set_.count;
+    return event.kind == EventKind::armed && (beyond || !is_ours(event.peer));
+  }
+
+  void keep_early(const Event& event) {
+    if (early_.size() == max_early) throw Error(Fault::peer_lost, "the peers arm requests that are not running");
+    early_.push_back(event);
   }
 
   void begin(Progress& progress) {
@@ -129,11 +143,13 @@ class Loop {
   void usable(const Event& event) {
     const std::size_t i = index(event.tag);
     Progress& progress = progress_[i];
+    // Not the event that comes last: events of two peers may be queued in another order than they happened.
+    progress.usable_at = std::max(progress.usable_at, event.time_ns);
     if (++progress.usable != legs_) return;
-    last_done_ = event.time_ns;
-    if (initiator_) result_.transfer_ns[i] = event.time_ns - progress.begun_at;
+    last_done_ = std::max(last_done_, progress.usable_at);
+    if (initiator_) result_.transfer_ns[i] = progress.usable_at - progress.begun_at;
     if (set_.side == Side::prefill) {
-      result_.handover_ns[i] = event.time_ns - progress.ready_at;
+      result_.handover_ns[i] = progress.usable_at - progress.ready_at;
       return;
     }
     check(event.tag);
@@ -163,6 +179,7 @@ class Loop {
   }
 
   void take(const Event& event) {
+    if (is_early(event)) return keep_early(event);
     if (!is_ours(event.peer)) return;
     switch (event.kind) {
       case EventKind::armed:
@@ -197,20 +214,30 @@ class Loop {
   std::uint32_t armed_ = 0;
   std::uint32_t finished_ = 0;
   std::vector<Progress> progress_;
+  std::vector<Event> early_;
   Nanoseconds first_begun_ = 0;
   Nanoseconds last_done_ = 0;
   LoopResult result_;
 };
+
+std::vector<std::uint32_t> peers_of(const LoopRequest& request) {
+  std::vector<std::uint32_t> peers;
+  for (const Leg& leg : request.legs) peers.push_back(leg.peer->id());
+  std::ranges::sort(peers);
+  return peers;
+}
 
 void require_sane(std::span<const LoopRequest> requests, const LoopSettings& settings) {
   if (requests.empty() || settings.count == 0 || settings.inflight == 0 || settings.stall_ns <= 0)
     throw Error(Fault::usage, "a loop needs requests, a count, room in flight and a stall time");
   if (std::min(settings.inflight, settings.count) > requests.size())
     throw Error(Fault::usage, std::to_string(settings.inflight) + " requests in flight over " +
-                                  std::to_string(requests.size()) + " block tables would overwrite each other");
+                                  std::to_string(requests.size()) + " would overwrite each other");
+  const auto peers = peers_of(requests[0]);
+  if (peers.empty()) throw Error(Fault::usage, "a request needs a leg");
   for (const LoopRequest& request : requests)
-    if (request.legs.empty() || request.legs.size() != requests[0].legs.size())
-      throw Error(Fault::usage, "every request of a loop needs the same number of legs, at least one");
+    if (peers_of(request) != peers) throw Error(Fault::usage, "every request of a loop needs legs of the same peers");
+  if (std::ranges::adjacent_find(peers) != peers.end()) throw Error(Fault::usage, "a request has two legs of one peer");
 }
 
 }  // namespace

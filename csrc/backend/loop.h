@@ -25,7 +25,7 @@ struct Leg {
   Pieces pieces;
 };
 
-// One request of the rotation; no peer has two legs.
+// One request of the rotation; no peer has two legs, and every request has legs of the same peers.
 struct LoopRequest {
   std::vector<Leg> legs;
 };
@@ -52,7 +52,8 @@ struct LoopResult {
   Nanoseconds checking_cpu_ns = 0;       // CPU time that stamping and checking took
 };
 
-// Throws Error(peer_lost) when a peer is lost or stalls.
+// Throws Error(peer_lost) when a peer is lost or stalls. A peer may be a loop ahead of the slowest: what it says of the
+// next one is put back for it.
 LoopResult run_loop(Context& context, std::span<const LoopRequest> requests, std::span<const Extent> regions,
                     const LoopSettings& settings);
 

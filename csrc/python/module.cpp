@@ -17,6 +17,8 @@
 #include "memory/parallel.h"
 #include "memory/pattern.h"
 
+NB_MAKE_OPAQUE(kvxfer::Regions)  // a class of its own in Python, not a list
+
 namespace nb = nanobind;
 using namespace nb::literals;
 using namespace kvxfer;
@@ -110,16 +112,14 @@ Verification verify_leg(const Regions& regions, const Leg& leg, std::uint64_t se
   return verify(regions, leg.pieces, seed, epoch, every);
 }
 
-LoopResult loop(Context& context, const std::vector<const LoopRequest*>& requests, const Regions& regions, Side side,
-                Op op, std::uint64_t first_epoch, std::uint32_t count, std::uint32_t inflight, bool check,
-                std::uint64_t seed, Nanoseconds stall_ns) {
-  std::vector<LoopRequest> rotation;
-  for (const LoopRequest* request : requests) {
-    for (const Leg& leg : request->legs) require_inside(regions, leg.pieces);
-    rotation.push_back(*request);
-  }
+// `requests` by value: a list of pointers would take None for one.
+LoopResult loop(Context& context, const std::vector<LoopRequest>& requests, const Regions& regions, Side side, Op op,
+                std::uint64_t first_epoch, std::uint32_t count, std::uint32_t inflight, bool check, std::uint64_t seed,
+                Nanoseconds stall_ns) {
+  for (const LoopRequest& request : requests)
+    for (const Leg& leg : request.legs) require_inside(regions, leg.pieces);
   const nb::gil_scoped_release unlocked;
-  return run_loop(context, rotation, regions, {side, op, first_epoch, count, inflight, check, seed, stall_ns});
+  return run_loop(context, requests, regions, {side, op, first_epoch, count, inflight, check, seed, stall_ns});
 }
 
 Nanoseconds copy(std::uint64_t to, const Array<std::uint64_t>& to_offsets, std::uint64_t from,
@@ -286,12 +286,8 @@ void bind_loop(nb::module_& m) {
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
   nb::class_<LoopRequest>(m, "LoopRequest")
       .def(
-          "__init__",
-          [](LoopRequest* self, const std::vector<const Leg*>& legs) {
-            new (self) LoopRequest;
-            for (const Leg* leg : legs) self->legs.push_back(*leg);
-          },
-          "legs"_a, nb::keep_alive<1, 2>());
+          "__init__", [](LoopRequest* self, std::vector<Leg> legs) { new (self) LoopRequest{std::move(legs)}; },
+          "legs"_a);
   nb::class_<LoopResult>(m, "LoopResult")
       .def_prop_ro("transfer_ns", [](const LoopResult& self) { return raw(self.transfer_ns); })
       .def_prop_ro("post_ns", [](const LoopResult& self) { return raw(self.post_ns); })

@@ -7,7 +7,7 @@ TEST(null, confirms_without_moving_anything) {
   Pair pair(4096, {}, "null");
   CHECK(!pair.a.context->capabilities().moves_data);
   CHECK_EQ(pair.a.peer->describe().front(), "none");
-  Pieces pieces;
+  PlanPieces pieces;
   pieces.add(0, 0, 4096);
   const auto plans = pair.prepare(pieces);
   for (const Op op : {Op::push, Op::pull}) {
@@ -21,7 +21,7 @@ TEST(null, confirms_without_moving_anything) {
 
 TEST(null, refuses_what_others_refuse) {
   Pair pair(4096, {}, "null");
-  Pieces pieces;
+  PlanPieces pieces;
   pieces.add(0, 0, 8);
   const auto plans = pair.prepare(pieces);
   const std::vector<std::uint32_t> unknown{4};
@@ -44,7 +44,7 @@ TEST(null, does_not_join_another_backend) {
 
 TEST(null, many_in_flight_with_tags_reused) {
   Pair pair(4096, {}, "null");
-  Pieces pieces;
+  PlanPieces pieces;
   pieces.add(0, 0, 8);
   const auto plans = pair.prepare(pieces);
   for (int round = 0; round < 5; ++round) {

@@ -36,7 +36,7 @@ void together(const A& a, const B& b) {
 }
 
 // A plan as one side sees it; the other side's is the same with local and remote exchanged. Everything in region 0.
-struct Pieces {
+struct PlanPieces {
   std::vector<std::uint64_t> local, remote, lengths;
   std::vector<std::uint32_t> segments{0};
 
@@ -45,7 +45,7 @@ struct Pieces {
     remote.push_back(to);
     lengths.push_back(length);
   }
-  Pieces mirrored() const { return {remote, local, lengths, segments}; }
+  PlanPieces mirrored() const { return {remote, local, lengths, segments}; }
   std::uint64_t bytes() const {
     std::uint64_t sum = 0;
     for (const std::uint64_t length : lengths) sum += length;
@@ -59,8 +59,8 @@ struct End {
   Region region;
   std::vector<Event> seen;
 
-  std::shared_ptr<Plan> prepare(const Pieces& pieces) { return prepare_with(*peer, pieces); }
-  std::shared_ptr<Plan> prepare_with(Peer& with, const Pieces& pieces, Deadline deadline = soon()) {
+  std::shared_ptr<Plan> prepare(const PlanPieces& pieces) { return prepare_with(*peer, pieces); }
+  std::shared_ptr<Plan> prepare_with(Peer& with, const PlanPieces& pieces, Deadline deadline = soon()) {
     const std::vector<std::uint32_t> regions(pieces.lengths.size(), 0);
     return context->prepare(with, {regions, pieces.local, regions, pieces.remote, pieces.lengths, pieces.segments},
                             deadline);
@@ -120,13 +120,13 @@ struct Pair {
   }
 
   // The same plan on both sides, as `a` sees it.
-  std::pair<std::shared_ptr<Plan>, std::shared_ptr<Plan>> prepare(const Pieces& pieces) {
+  std::pair<std::shared_ptr<Plan>, std::shared_ptr<Plan>> prepare(const PlanPieces& pieces) {
     std::pair<std::shared_ptr<Plan>, std::shared_ptr<Plan>> plans;
     together([&] { plans.first = a.prepare(pieces); }, [&] { plans.second = b.prepare(pieces.mirrored()); });
     return plans;
   }
   // How many pieces of `a` lie at their place in `b`.
-  std::size_t arrived(const Pieces& pieces) const {
+  std::size_t arrived(const PlanPieces& pieces) const {
     std::size_t n = 0;
     for (std::size_t i = 0; i < pieces.lengths.size(); ++i)
       if (std::memcmp(a.at(pieces.local[i]), b.at(pieces.remote[i]), pieces.lengths[i]) == 0) ++n;

@@ -8,15 +8,15 @@ namespace {
 
 // A plan of pieces of these lengths, 5 bytes apart.
 struct Sample {
-  Pieces pieces;
+  PlanPieces pieces;
   std::shared_ptr<Plan> owner;
   const LanePlan& plan;
 
   Sample(Pair& pair, const std::vector<std::uint64_t>& lengths, const std::vector<std::uint32_t>& segments)
       : pieces(spread(lengths, segments)), owner(pair.prepare(pieces).first), plan(dynamic_cast<LanePlan&>(*owner)) {}
 
-  static Pieces spread(const std::vector<std::uint64_t>& lengths, const std::vector<std::uint32_t>& segments) {
-    Pieces made;
+  static PlanPieces spread(const std::vector<std::uint64_t>& lengths, const std::vector<std::uint32_t>& segments) {
+    PlanPieces made;
     std::uint64_t at = 0;
     for (const std::uint64_t length : lengths) {
       made.add(at, at, length);
@@ -84,27 +84,27 @@ TEST(plan, pieces_cover_every_byte_once_whatever_the_cut) {
 
 TEST(plan, a_plan_is_checked_before_the_peer_hears_of_it) {
   Pair pair(4096);
-  Pieces outside;
+  PlanPieces outside;
   outside.add(4000, 0, 97);
   CHECK_THROWS(Fault::usage, "descriptor 0 lies outside its local region", pair.a.prepare(outside));
   CHECK_THROWS(Fault::usage, "descriptor 0 lies outside its remote region", pair.a.prepare(outside.mirrored()));
-  Pieces wraps;
+  PlanPieces wraps;
   wraps.add(UINT64_MAX, 0, 2);
   CHECK_THROWS(Fault::usage, "outside its local region", pair.a.prepare(wraps));
-  Pieces huge;
+  PlanPieces huge;
   huge.add(0, 0, UINT64_MAX);
   CHECK_THROWS(Fault::usage, "outside its local region", pair.a.prepare(huge));
 
-  Pieces good;
+  PlanPieces good;
   good.add(0, 0, 8);
   good.add(8, 8, 8);
   for (const std::vector<std::uint32_t>& starts :
        std::vector<std::vector<std::uint32_t>>{{1}, {0, 0}, {0, 2}, {0, 1, 1}, {0, 5}}) {
-    Pieces bad = good;
+    PlanPieces bad = good;
     bad.segments = starts;
     CHECK_THROWS(Fault::usage, "segment starts", pair.a.prepare(bad));
   }
-  Pieces nothing;
+  PlanPieces nothing;
   nothing.segments = {0, 5};
   CHECK_THROWS(Fault::usage, "segment starts", pair.a.prepare(nothing));
 
@@ -125,15 +125,15 @@ TEST(plan, a_plan_is_checked_before_the_peer_hears_of_it) {
 
 TEST(plan, sides_that_prepare_different_plans_are_told) {
   Pair pair(4096);
-  Pieces mine;
+  PlanPieces mine;
   mine.add(0, 100, 50);
-  Pieces theirs = mine.mirrored();
+  PlanPieces theirs = mine.mirrored();
   theirs.lengths[0] = 49;
   std::string a, b;
   together(
       [&] { CHECK_THROWS(Fault::usage, "prepared different plans (number 0): descriptor 0", pair.a.prepare(mine)); },
       [&] { CHECK_THROWS(Fault::usage, "different plans", pair.b.prepare(theirs)); });
-  Pieces longer = mine.mirrored();
+  PlanPieces longer = mine.mirrored();
   longer.add(0, 0, 1);
   together([&] { CHECK_THROWS(Fault::usage, "1 descriptors here, 2 there", pair.a.prepare(mine)); },
            [&] { CHECK_THROWS(Fault::usage, "2 descriptors here, 1 there", pair.b.prepare(longer)); });
@@ -142,7 +142,7 @@ TEST(plan, sides_that_prepare_different_plans_are_told) {
 
 TEST(plan, a_peer_that_does_not_prepare_costs_the_deadline) {
   Pair pair(4096);
-  Pieces mine;
+  PlanPieces mine;
   mine.add(0, 0, 8);
   CHECK_THROWS(Fault::peer_lost, "did not prepare its side",
                pair.a.prepare_with(*pair.a.peer, mine, Deadline::after(50'000'000)));

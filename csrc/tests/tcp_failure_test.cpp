@@ -7,8 +7,8 @@
 namespace kvxfer::test {
 namespace {
 
-Pieces one_piece(std::uint64_t bytes) {
-  Pieces pieces;
+PlanPieces one_piece(std::uint64_t bytes) {
+  PlanPieces pieces;
   pieces.add(0, 0, bytes);
   return pieces;
 }

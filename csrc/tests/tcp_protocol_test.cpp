@@ -22,7 +22,7 @@ struct Bare {
     together([&] { end.peer = end.context->connect(listener.endpoint(), soon()); },
              [&] { lanes = listener.accept(soon()); });
     end.peer->import_keys(end.context->export_keys({&end.region, 1}));
-    Pieces pieces;
+    PlanPieces pieces;
     pieces.segments = {0, 1};
     for (const std::uint64_t at : {std::uint64_t{0}, bytes / 2}) pieces.add(at, at, bytes / 2);
     WireDescriptor mine[2] = {{0, 0, 0, bytes / 2}, {0, 0, bytes / 2, bytes / 2}};

@@ -9,14 +9,14 @@ namespace kvxfer::test {
 namespace {
 
 // `n` pieces of `length` bytes, scattered on both sides, in segments of `per_segment`.
-Pieces scattered(std::size_t n, std::uint64_t length, std::size_t per_segment) {
+PlanPieces scattered(std::size_t n, std::uint64_t length, std::size_t per_segment) {
   std::vector<std::uint64_t> from(n), to(n);
   std::iota(from.begin(), from.end(), std::uint64_t{0});
   std::iota(to.begin(), to.end(), std::uint64_t{0});
   std::mt19937 random(3);
   std::shuffle(from.begin(), from.end(), random);
   std::shuffle(to.begin(), to.end(), random);
-  Pieces pieces;
+  PlanPieces pieces;
   pieces.segments.clear();
   for (std::size_t i = 0; i < n; ++i) {
     if (i % per_segment == 0) pieces.segments.push_back(static_cast<std::uint32_t>(i));
@@ -44,7 +44,7 @@ TEST(tcp, push_and_pull_with_every_kind_of_cut) {
     Pair pair(1 << 20, options);
     for (const auto& [n, length] :
          {std::pair<std::size_t, std::uint64_t>{1, 1}, {3, 7}, {100, 4099}, {1, 1 << 20}, {777, 1000}}) {
-      const Pieces pieces = scattered(n, length, 1 + n / 3);
+      const PlanPieces pieces = scattered(n, length, 1 + n / 3);
       const auto plans = pair.prepare(pieces);
       for (const Op op : {Op::push, Op::pull}) {
         clear(pair);
@@ -57,7 +57,7 @@ TEST(tcp, push_and_pull_with_every_kind_of_cut) {
 
 TEST(tcp, ten_thousand_small_pieces) {
   Pair pair(1 << 20);
-  const Pieces pieces = scattered(10'000, 100, 1000);
+  const PlanPieces pieces = scattered(10'000, 100, 1000);
   const auto plans = pair.prepare(pieces);
   for (const Op op : {Op::push, Op::pull}) {
     clear(pair);
@@ -69,9 +69,9 @@ TEST(tcp, ten_thousand_small_pieces) {
 
 TEST(tcp, nothing_at_all_is_confirmed_too) {
   Pair pair(4096);
-  Pieces empty_piece;
+  PlanPieces empty_piece;
   empty_piece.add(0, 0, 0);
-  for (const Pieces& pieces : {Pieces{}, empty_piece}) {
+  for (const PlanPieces& pieces : {PlanPieces{}, empty_piece}) {
     const auto plans = pair.prepare(pieces);
     CHECK_EQ(plans.first->bytes(), 0U);
     move(pair, plans, Op::push, 1);
@@ -81,7 +81,7 @@ TEST(tcp, nothing_at_all_is_confirmed_too) {
 
 TEST(tcp, empty_segments_between_others_do_not_linger) {
   Pair pair(1 << 16, {{"chunk_kib", 4}});
-  Pieces pieces;
+  PlanPieces pieces;
   pieces.segments = {0, 1, 2, 3};
   pieces.add(0, 0, 20'000);
   pieces.add(20'000, 20'000, 0);
@@ -95,7 +95,7 @@ TEST(tcp, empty_segments_between_others_do_not_linger) {
 
 TEST(tcp, segments_in_any_order_move_their_pieces_and_no_others) {
   Pair pair(1 << 20);
-  const Pieces pieces = scattered(64, 4096, 8);
+  const PlanPieces pieces = scattered(64, 4096, 8);
   const auto plans = pair.prepare(pieces);
   CHECK_EQ(plans.first->segments(), 8U);
   for (const Op op : {Op::push, Op::pull}) {
@@ -123,7 +123,7 @@ TEST(tcp, unknown_segments_and_ready_flags_of_pulls_are_refused) {
 
 TEST(tcp, a_push_waits_for_its_ready_flag_and_holds_up_no_other) {
   Pair pair(1 << 20);
-  const Pieces pieces = scattered(16, 4096, 4);
+  const PlanPieces pieces = scattered(16, 4096, 4);
   const auto plans = pair.prepare(pieces);
   ReadyFlag ready{0};
   const std::vector<std::uint32_t> first{0}, second{1};
@@ -139,7 +139,7 @@ TEST(tcp, a_push_waits_for_its_ready_flag_and_holds_up_no_other) {
 
 TEST(tcp, tags_are_used_again_and_refused_while_open) {
   Pair pair(1 << 20);
-  const Pieces pieces = scattered(16, 4096, 4);
+  const PlanPieces pieces = scattered(16, 4096, 4);
   const auto plans = pair.prepare(pieces);
   for (int round = 0; round < 1000; ++round) move(pair, plans, round % 2 == 0 ? Op::push : Op::pull, 7);
   ReadyFlag ready{0};
@@ -151,7 +151,7 @@ TEST(tcp, tags_are_used_again_and_refused_while_open) {
 
 TEST(tcp, sixteen_in_flight_both_ways_at_once) {
   Pair pair(1 << 20);
-  const Pieces pieces = scattered(64, 4096, 4);
+  const PlanPieces pieces = scattered(64, 4096, 4);
   const auto plans = pair.prepare(pieces);
   for (int round = 0; round < 20; ++round) {
     clear(pair);
@@ -170,7 +170,7 @@ TEST(tcp, sixteen_in_flight_both_ways_at_once) {
 TEST(tcp, as_many_in_flight_as_promised_from_both_sides) {
   Pair pair(1 << 20, {{"chunk_kib", 4}});
   const std::uint32_t most = pair.a.context->capabilities().max_inflight;
-  const Pieces pieces = scattered(2 * most, 2000, 1);  // a segment for each transfer
+  const PlanPieces pieces = scattered(2 * most, 2000, 1);  // a segment for each transfer
   const auto plans = pair.prepare(pieces);
   for (int round = 0; round < 3; ++round) {
     clear(pair);
@@ -221,7 +221,7 @@ TEST(tcp, local_says_that_the_source_was_read) {
 
 TEST(tcp, several_peers_of_one_context) {
   constexpr std::size_t clients = 3;
-  const Pieces pieces = scattered(32, 1024, 32);
+  const PlanPieces pieces = scattered(32, 1024, 32);
   const auto hub = find_backend("tcp").open(token, {});
   const Region region = hub->allocate(1 << 16, MemoryKind::host, -1);
   for (std::uint64_t i = 0; i < region.bytes; ++i) region.address[i] = static_cast<std::byte>(i * 31 + i / 256);

@@ -1,8 +1,8 @@
 """How a cache lies over tensor-parallel ranks, and which slices of its blocks go from which rank to which.
 
-The cache of a layer has parts (K and V together, K and V apart, a latent), each with some heads of so many bytes per token.
-A rank holds heads / TP of them, or one when there are more ranks than heads (then heads are replicated), or all of a part that
-every rank holds whole (a latent). Blocks are NHD [token, head, cell] or HND [head, token, cell].
+The cache of a layer has parts (K and V together, K and V apart, a latent), each with some heads of so many bytes per
+token. A rank holds heads / TP of them, or one when there are more ranks than heads (then heads are replicated), or
+all of a part that every rank holds whole (a latent). Blocks are NHD [token, head, cell] or HND [head, token, cell].
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Layout = Literal["nhd", "hnd"]
 class Part:
     """What lies in a region of its own: `cell` bytes per head and token, in blocks of `tokens` tokens.
 
-    `name` tells the parts of a layer apart (kv, k, v, latent, …). `group` is the block table that its blocks are found by.
-    A replicated part is held whole by every rank.
+    `name` tells the parts of a layer apart (kv, k, v, latent, …). `group` is the block table that its blocks are
+    found by. A replicated part is held whole by every rank.
     """
 
     layer: int

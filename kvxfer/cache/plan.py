@@ -20,8 +20,8 @@ Numbers = npt.NDArray[np.uint32]
 class TransferPlan:
     """Descriptors in the order of layers; arrays of equal length.
 
-    Regions are numbers in the lists of regions of either side. `segment_starts` holds the first descriptor of each layer, so
-    that layers can be sent apart.
+    Regions are numbers in the lists of regions of either side. `segment_starts` holds the first descriptor of each
+    layer, so that layers can be sent apart.
     """
 
     prefill_regions: Numbers
@@ -70,10 +70,11 @@ def transfer_plan(slices: Sequence[Slice], prefill: Sequence[Table], decode: Seq
         position += len(alike) * pieces.per_slice
         parts.append(pieces)
     return TransferPlan(
-        *(
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("prefill_regions", "prefill_offsets", "decode_regions", "decode_offsets", "lengths")
-        ),
+        prefill_regions=np.concatenate([part.prefill_regions for part in parts]),
+        prefill_offsets=np.concatenate([part.prefill_offsets for part in parts]),
+        decode_regions=np.concatenate([part.decode_regions for part in parts]),
+        decode_offsets=np.concatenate([part.decode_offsets for part in parts]),
+        lengths=np.concatenate([part.lengths for part in parts]),
         segment_starts=np.asarray(starts, np.uint32),
     )
 
@@ -99,7 +100,8 @@ def _expand(alike: list[Slice], prefill: Table, decode: Table) -> _Pieces:
     def offsets(table: Table, block: int, stride: int, starts: list[int]) -> Offsets:
         blocks = table[first].astype(np.uint64) * np.uint64(block)
         pieces = (blocks[:, None] + within * np.uint64(stride)).reshape(-1)
-        return (np.asarray(starts, np.uint64)[:, None] + pieces).reshape(-1)
+        every: Offsets = (np.asarray(starts, np.uint64)[:, None] + pieces).reshape(-1)
+        return every
 
     lengths = np.full(len(first) * one.count, one.length, np.uint64)
     if runs is not None:
