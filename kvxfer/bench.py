@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -162,7 +161,7 @@ def _run(
 
     if json is not None:
         check_writable(json)
-    signal.signal(signal.SIGTERM, _interrupt)
+    cli.end_in_order()
     outcome = Outcome()
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(Progress(not quiet and sys.stderr.isatty()))
@@ -171,42 +170,46 @@ def _run(
     return _tell(document, outcome, json, quiet)
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def _measured(session: Session, peer_host: str, request: Request, outcome: Outcome, say: Any) -> dict[str, Any]:
-    from kvxfer.measure.host import available_bytes, host_info
+    from kvxfer.measure.host import host_info, usable_bytes
     from kvxfer.measure.hosts import Hosts
     from kvxfer.measure.run import measure, result
 
     welcome = session.welcome
-    hosts = Hosts(host_info(), welcome.host, available_bytes(), welcome.available_bytes, peer_host)
+    hosts = Hosts(host_info(), welcome.host, usable_bytes(), welcome.usable_bytes, peer_host, welcome.max_pool_bytes)
     try:
         measure(session, request, hosts, outcome, say)
     except KeyboardInterrupt:
         if not outcome.rows:
             raise
-        outcome.errors.append(f"interrupted: {len(outcome.rows)} of {len(request.rows)} rows were measured")
+        outcome.errors.append(f"only {len(outcome.rows)} of {len(request.rows)} rows were measured")
         outcome.status = ExitStatus.INTERRUPTED
     return result(request, hosts, outcome)
 
 
 def _tell(document: dict[str, Any], outcome: Outcome, json: str | None, quiet: bool) -> int:
-    """Print and write what was measured; the errors last, where they are seen."""
+    """Write and print what was measured, each even if the other fails; the errors last, where they are seen."""
     from kvxfer.result.file import write_result
-    from kvxfer.result.tables import make_console, render
 
-    if not quiet and json != "-":
-        render(document, make_console())
-        sys.stdout.flush()
-    try:
+    with contextlib.ExitStack() as afterwards:
+        afterwards.callback(_print_errors, outcome)
+        if not quiet and json != "-":
+            afterwards.callback(_print_tables, document)
         if json is not None:
             write_result(json, document)
-    finally:
-        for error in outcome.errors:
-            print(f"kvxfer bench: error: {error}", file=sys.stderr)
     return outcome.status
+
+
+def _print_tables(document: dict[str, Any]) -> None:
+    from kvxfer.result.tables import make_console, render
+
+    render(document, make_console())
+    sys.stdout.flush()
+
+
+def _print_errors(outcome: Outcome) -> None:
+    for error in outcome.errors:
+        print(f"kvxfer bench: error: {error}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -56,6 +57,7 @@ def run(command: Callable[..., int | None], argv: Sequence[str] | None, prog: st
 
 def guarded(action: Callable[[], int | None], prog: str, debug: bool) -> int:
     """Run the action and turn what it raises into a line on stderr and an exit status; debug adds the traceback."""
+    _open_standard_streams()
     try:
         status = action()
         sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
@@ -69,6 +71,17 @@ def guarded(action: Callable[[], int | None], prog: str, debug: bool) -> int:
         for line in lines:
             print(line, file=sys.stderr)
         return status
+
+
+def end_in_order() -> None:
+    """Let SIGTERM, and SIGHUP of a terminal that is closed, do what Ctrl-C does. What nohup ignores stays ignored."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _run_typer(command: Callable[..., int | None], words: list[str], prog: str) -> int | None:
@@ -142,6 +155,15 @@ def _explain(error: BaseException, prog: str) -> tuple[int, list[str]]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def _open_standard_streams() -> None:
+    """Let those that our starter closed lead nowhere; the next files opened would take their numbers otherwise."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _silence_stdout() -> None:

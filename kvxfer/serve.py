@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvxfer.measure.server import Settings
 
 DEFAULT_PORT = 7420
+LARGEST_DATA_PORT = 65520  # those that follow it are used too
 GIB = 1 << 30
 
 
@@ -26,7 +27,10 @@ def command(
     port: Annotated[str, typer.Option(help="control port")] = str(DEFAULT_PORT),
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="this server's secret key (kvxfer keys)")] = None,
     allow: Annotated[Path | None, typer.Option(metavar="DIR", help="public keys (*.key) of allowed clients")] = None,
-    data_port: Annotated[str, typer.Option(help="port of the data connections; 0: any free one")] = "0",
+    data_port: Annotated[
+        str,
+        typer.Option(help="port of the data connections; 0: any free one; backends that are compared use the next too"),
+    ] = "0",
     advertise: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="where clients reach the data port, when something stands between"),
@@ -36,7 +40,7 @@ def command(
 ) -> None:
     """Wait for `kvxfer bench --peer` of another host: one run at a time, until Ctrl-C."""
     number = parse_int(port, "--port", high=65535)
-    data = parse_int(data_port, "--data-port", low=0, high=65535)
+    data = parse_int(data_port, "--data-port", low=0, high=LARGEST_DATA_PORT)
     most = None if max_gib is None else int(parse_float(max_gib, "--max-gib", 0, 1 << 20, above_low=True) * GIB)
 
     from kvxfer.control.channel import is_loopback, split_host_port
@@ -51,6 +55,8 @@ def command(
         )
     if (key is None) != (allow is None):
         raise UsageError("--key and --allow go together: our secret key, and the public keys of the clients")
+    if ":" in bind and not bind.startswith("["):
+        bind = f"[{bind}]"
     settings = Settings(data_address=bind.strip("[]"), data_port=data, advertise=advertise or "", max_bytes=most)
     _serve(f"tcp://{bind}:{number}", settings, key, allow, quiet)
 
@@ -64,18 +70,15 @@ def _serve(endpoint: str, settings: Settings, key: Path | None, allow: Path | No
     allowed = frozenset() if allow is None else read_allowed(allow)
 
     def say(text: str) -> None:
-        if not quiet:
-            print(f"kvxfer serve: {text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a log that nobody reads any more is no reason to end
+            if not quiet:
+                print(f"kvxfer serve: {text}", file=sys.stderr, flush=True)
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    cli.end_in_order()
     with server_socket(endpoint, pair, allowed) as socket:
         clients = "anyone on this host" if pair is None else f"{len(allowed)} known client(s)"
         say(f"waiting on {endpoint.removeprefix('tcp://')} for {clients}; Ctrl-C ends it")
         Server(socket, settings, say).run()
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def main(argv: Sequence[str] | None = None) -> int:

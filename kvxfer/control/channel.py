@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
+from kvxfer import __version__
 from kvxfer.control.keys import KeyPair
 from kvxfer.control.messages import (
     FromServer,
@@ -118,23 +120,37 @@ class Client:
             self.socket.send(encode(message), zmq.DONTWAIT)
 
     def receive(self, timeout_s: float) -> FromServer | None:
-        """The next message, None when none came. Raises msgspec.DecodeError on a malformed one."""
+        """The next message, None when none came. Raises PeerLostError on a malformed one."""
         if not self.socket.poll(max(0, round(timeout_s * 1000))):
             return None
-        return decode_from_server(self.socket.recv())
+        try:
+            return decode_from_server(self.socket.recv())
+        except msgspec.DecodeError as error:
+            raise PeerLostError(f"{self.name} sent a malformed message: {error}") from error
 
     def first_answer(self, hello: Message) -> FromServer:
-        """Say hello and wait for the answer. Raises PeerLostError that says how far the connection came."""
+        """Say hello and wait for the answer. Raises PeerLostError that says how far the connection came.
+
+        An answer that makes no sense here is most likely that of another version, and so a UsageError.
+        """
         self.send(hello)
         give_up_at = time.monotonic() + CONNECT_S
         while (left := give_up_at - time.monotonic()) > 0:
-            answer = self.receive(min(left, 0.1))
-            if answer is not None:
-                return answer
+            if self.socket.poll(round(min(left, 0.1) * 1000)):
+                return self._first(self.socket.recv())
             self._note_events()
             if zmq.EVENT_HANDSHAKE_FAILED_AUTH in self._events:
                 break
         raise PeerLostError(self._why_silent())
+
+    def _first(self, data: bytes) -> FromServer:
+        try:
+            return decode_from_server(data)
+        except msgspec.DecodeError as error:
+            raise UsageError(
+                f"{self.name} gave an answer that kvxfer {__version__} does not understand ({error}); install the same "
+                "version on both hosts"
+            ) from error
 
     def _note_events(self) -> None:
         while self._monitor.poll(0):

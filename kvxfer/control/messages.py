@@ -42,6 +42,7 @@ class HostInfo(msgspec.Struct, frozen=True):
     netns: str  # equal too: the same network stack
     python: str
     load_average: float = 0.0  # over one minute, at the start
+    kvxfer_version: str = ""
 
 
 # --- what a worker is told, and what it answers ---
@@ -100,7 +101,7 @@ class Keys(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Phase prepare: one transfer plan per request, from both sides' block tables.
+    """Phase prepare: one more transfer plan per request, from both sides' block tables.
 
     `tables_prefill` and `tables_decode` hold uint32 little-endian block numbers, request after request, `blocks` of
     them each. `bulk` prepares instead one plan of a single descriptor over the first bytes of the whole pool.
@@ -116,7 +117,7 @@ class Prepare(Message, frozen=True):
 
 
 class Prepared(Message, frozen=True):
-    descriptors: list[int]  # per request
+    descriptors: list[int]  # per request of this command
     bytes_per_request: int
 
 
@@ -253,9 +254,10 @@ class Welcome(Message, frozen=True):
     protocol: int
     version: str
     host: HostInfo
-    available_bytes: int  # memory that a pool may take there
+    usable_bytes: int  # memory that pools may take there
     backends: list[str]
     data_address: str  # where its workers listen for data connections
+    max_pool_bytes: int | None = None  # the largest pool that its operator allows
 
 
 class Launch(Message, frozen=True):

@@ -8,7 +8,11 @@ import platform
 import resource
 from pathlib import Path
 
+from kvxfer import __version__
 from kvxfer.control.messages import HostInfo
+
+USABLE = 0.95
+"""Share of the available memory."""
 
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -25,6 +29,7 @@ def host_info() -> HostInfo:
         netns=_link("/proc/self/ns/net"),
         python=platform.python_version(),
         load_average=os.getloadavg()[0],
+        kvxfer_version=__version__,
     )
 
 
@@ -40,6 +45,11 @@ def available_bytes() -> int:
     if soft != resource.RLIM_INFINITY:
         limits.append(soft)
     return max(0, min(limits))
+
+
+def usable_bytes() -> int:
+    """Memory that pools may take, with some left for everyone else."""
+    return int(USABLE * available_bytes())
 
 
 def last_level_cache_bytes() -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvxfer.cache.spec import CacheSpec
 from kvxfer.control.messages import HostInfo
 from kvxfer.errors import UnavailableError
 from kvxfer.measure.request import Row
@@ -17,17 +16,15 @@ COLD_FACTOR = 4
 
 MAX_SLOTS = 256
 
-SPARE = 0.95
-"""Share of the available memory that pools may take."""
-
 
 @dataclass(frozen=True)
 class Hosts:
     here: HostInfo  # the prefill side's
     there: HostInfo  # the decode side's
-    available_here: int
-    available_there: int
+    usable_here: int  # bytes
+    usable_there: int
     peer_host: str
+    most_there: int | None = None  # the largest pool that the operator of the decode side's server allows
 
     @property
     def same(self) -> bool:
@@ -56,9 +53,15 @@ class Hosts:
         return max(self.here.llc_bytes, self.there.llc_bytes)
 
     def slots(self, row: Row) -> int:
-        """Requests that share a pool without overlap: enough to be out of the caches, and for what is in flight."""
+        """Requests that share a pool without overlap: what is in flight, and enough to be out of the caches.
+
+        Cold caches are worth half of the memory, not more: a row may then be hot, which it says.
+        """
         cold = -(-COLD_FACTOR * self.llc_bytes // (row.bytes * self.sides_here)) if self.llc_bytes else 2
-        return max(row.inflight, min(cold, MAX_SLOTS), 1)
+        affordable = min(self.usable_here, self.usable_there) // (2 * self.sides_here * row.bytes)
+        if self.most_there is not None:
+            affordable = min(affordable, self.most_there // row.bytes)
+        return max(row.inflight, min(cold, MAX_SLOTS, affordable), 1)
 
     def is_hot(self, row: Row) -> bool | None:
         """Whether lines may still be cached when they are used again; None when the cache's size is unknown."""
@@ -72,29 +75,40 @@ class Hosts:
 
     def spare_bytes(self, row: Row) -> int:
         """Memory beside the pools, with some left for everyone else."""
-        return max(0, int(SPARE * self.available_here) - self.pool_bytes(row) * self.sides_here)
+        return max(0, self.usable_here - self.pool_bytes(row) * self.sides_here)
 
     def require_memory(self, together: Sequence[Row]) -> None:
         """Raises UnavailableError when the pools of rows that are measured together do not fit; says what would."""
         one_side = sum(self.pool_bytes(row) for row in together)
-        largest = max(together, key=lambda row: row.bytes)
-        for name, available, sides in (
-            ("this host", self.available_here, self.sides_here),
-            ("the decode side's host", self.available_there, self.sides_here),
-        ):
-            usable = int(SPARE * available)
+        largest = max(together, key=self.pool_bytes)
+        share = self.pool_bytes(largest) / one_side
+        sides = self.sides_here
+        what = "both sides'" if sides == 2 else "its"
+        for name, usable in (("this host", self.usable_here), ("the decode side's host", self.usable_there)):
             if one_side * sides <= usable:
                 continue
-            what = "both sides'" if sides == 2 else "its"
             raise UnavailableError(
-                f"not enough memory: {largest.tokens} tokens of {largest.shape.name} in {largest.spec.dtype.name} need "
-                f"{one_side * sides / GIB:.1f} GiB for {what} pools on {name}, where {usable / GIB:.1f} GiB can be "
-                "used; " + _what_fits(largest.spec, usable // sides * largest.bytes // one_side)
+                f"not enough memory: {_named(largest)} need {_gib(one_side * sides)} for {what} pools on {name}, where "
+                f"{_gib(usable)} can be used; " + _what_fits(largest, int(usable / sides * share))
+            )
+        if self.most_there is not None and self.pool_bytes(largest) > self.most_there:
+            raise UnavailableError(
+                f"{_named(largest)} need a pool of {_gib(self.pool_bytes(largest))}, and the decode side's server "
+                f"allows {_gib(self.most_there)} (its --max-gib); " + _what_fits(largest, self.most_there)
             )
 
 
-def _what_fits(spec: CacheSpec, budget: int) -> str:
-    tokens = budget // sum(spec.block_bytes) * spec.block_size
-    if tokens < 1:
+def _what_fits(row: Row, budget: int) -> str:
+    """The longest prompt whose pool fits into so many bytes."""
+    blocks = budget // (row.inflight * sum(row.spec.block_bytes))
+    if blocks == 0:
         return "not even one block fits: use a smaller model or another host"
-    return f"--tokens {tokens} fits"
+    return f"--tokens {blocks * row.spec.block_size} fits"
+
+
+def _named(row: Row) -> str:
+    return f"{row.tokens} tokens of {row.shape.name} in {row.spec.dtype.name}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.3g} GiB"

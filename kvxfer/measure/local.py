@@ -12,12 +12,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from kvxfer.errors import UnavailableError
 
 DATA_ADDRESS = "127.0.0.1"
+
+START_S = 30.0
+"""How long the second process may take to start; imports from a slow disk take long."""
 
 
 @contextlib.contextmanager
@@ -36,6 +40,7 @@ def local_server() -> Iterator[str]:
         )
         os.close(reader)
         try:
+            _await_start(process, directory / "control")
             yield endpoint
         finally:
             os.close(writer)  # tells the server to end
@@ -46,6 +51,15 @@ def local_server() -> Iterator[str]:
                 process.wait()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _await_start(process: subprocess.Popen[bytes], control: Path) -> None:
+    give_up_at = time.monotonic() + START_S
+    while not control.exists():
+        if process.poll() is not None or time.monotonic() > give_up_at:
+            how = "did not start in time" if process.returncode is None else f"ended with status {process.returncode}"
+            raise UnavailableError(f"the second process, started on this host, {how}; KVXFER_DEBUG=1 shows why")
+        time.sleep(0.002)
 
 
 def _private_directory() -> Path:

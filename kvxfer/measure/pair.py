@@ -49,11 +49,8 @@ class Pair:
         self._verify = effort.verify
         self._peer_host = peer_host
         self._epoch = 0
+        self._prepared = 0
         self.opened: m.Opened
-
-    @property
-    def plans(self) -> int:
-        return len(self._tables.prefill)
 
     def set_up(self) -> None:
         """All phases up to the first confirmed transfer; setup_ns then holds each of them, and cold_ns, their sum.
@@ -80,8 +77,10 @@ class Pair:
         endpoint = self._reachable(decode.endpoint)
         phases["connect"] = self._timed(m.Connect(endpoint, CONNECT_NS), m.Connect("", CONNECT_NS))
         phases["exchange"] = self._exchange()
-        phases["prepare"] = self._prepare()
+        start = time.monotonic_ns()
+        self._prepare(1)
         prepared = time.monotonic_ns()
+        phases["prepare"] = prepared - start
 
         self._fill()
         first = self.run(1)
@@ -90,6 +89,16 @@ class Pair:
         phases["other"] = cold - sum(phases.values())
         self.setup_ns = {f"{phase}_ns": phases[phase] for phase in PHASES} | {"cold_ns": cold}
         self.verify_last()
+
+    def prepare_rest(self) -> None:
+        """The plans of the other requests of the rotation; a first request waits for its own only."""
+        if self._prepared < self.plans:
+            self._prepare(self.plans - self._prepared)
+
+    @property
+    def plans(self) -> int:
+        """Requests of the whole rotation."""
+        return len(self._tables.prefill)
 
     def run(self, count: int, *, bulk: bool = False) -> Batch:
         """Move `count` requests. Raises WrongBytesError when an epoch word did not arrive."""
@@ -108,7 +117,7 @@ class Pair:
         if decode.wrong_epochs:
             raise WrongBytesError(
                 f"{self.row.id}: {decode.wrong_epochs} blocks of {count} requests did not carry their request's epoch: "
-                "old or misplaced bytes were confirmed as delivered"
+                "old or misplaced bytes were confirmed as delivered" + self._first_wrong_place()
             )
         initiator = prefill if self.row.op == "push" else decode
         return Batch(
@@ -133,15 +142,23 @@ class Pair:
         if not self._verifies:
             return
         pairs = self._tables.prefill.shape[1] * len(self.row.spec.block_bytes)
-        every = 1 if self._verify == "full" else max(1, pairs // SAMPLED_BLOCKS)
-        command = m.Verify(self.row.seed, self._epoch % self.plans, self._epoch, every)
-        found = self._session.decode(self._number, command, m.Verified)
+        found = self._compare_last(1 if self._verify == "full" else max(1, pairs // SAMPLED_BLOCKS))
         if found.wrong_words:
             raise WrongBytesError(
                 f"{self.row.id}: {found.wrong_words} words of 8 bytes arrived wrong or in the wrong place, the first "
                 f"in {found.where}; nothing measured over this path can be trusted"
             )
         self.verified_bytes += found.bytes_checked
+
+    def _compare_last(self, every: int) -> m.Verified:
+        """Every so many-th block of the request that ran last, with what it should hold."""
+        command = m.Verify(self.row.seed, self._epoch % self._prepared, self._epoch, every)
+        return self._session.decode(self._number, command, m.Verified)
+
+    def _first_wrong_place(self) -> str:
+        """Where the request that ran last is wrong; of those before it only the count is known."""
+        where = self._compare_last(1).where
+        return f"; the last request is wrong first in {where}" if where else ""
 
     def end(self) -> None:
         """End both workers."""
@@ -191,20 +208,19 @@ class Pair:
         self._session.both(self._number, m.ImportKeys(theirs.keys), m.ImportKeys(ours.keys), m.Done)
         return time.monotonic_ns() - start
 
-    def _prepare(self) -> int:
-        blocks = self._tables.prefill.shape[1]
+    def _prepare(self, count: int) -> None:
+        """The next `count` requests' plans."""
+        chosen = slice(self._prepared, self._prepared + count)
         command = m.Prepare(
-            blocks,
-            self._tables.prefill.tobytes(),
-            self._tables.decode.tobytes(),
+            self._tables.prefill.shape[1],
+            self._tables.prefill[chosen].tobytes(),
+            self._tables.decode[chosen].tobytes(),
             self.row.spec.regions_per_layer,
             CONNECT_NS,
         )
-        start = time.monotonic_ns()
         prefill, _ = self._session.both(self._number, command, command, m.Prepared)
-        took = time.monotonic_ns() - start
-        self.descriptors = max(prefill.descriptors)
-        return took
+        self.descriptors = max(self.descriptors, *prefill.descriptors)
+        self._prepared += count
 
     def _fill(self) -> None:
         if self._verifies:

@@ -49,6 +49,7 @@ class RowRun:
             raise UnavailableError(
                 f"backend {self.row.backend} has at most {pair.opened.max_inflight} requests in flight"
             )
+        pair.prepare_rest()
         self._steady = SteadyState(pair, self._effort)
 
     def step(self, say: Say) -> bool:
@@ -131,7 +132,7 @@ class RowRun:
 
     def _noise(self, totals: Totals) -> dict[str, Any]:
         """Whether others (not the other worker), or the hypervisor, took more than 5 % of a host's CPUs."""
-        same_host = self._hosts.same
+        same_host = self._hosts.sides_here == 2
         others_prefill = totals.others_prefill_ns - (totals.cpu_decode_ns if same_host else 0)
         others_decode = totals.others_decode_ns - (totals.cpu_prefill_ns if same_host else 0)
         wall = max(1, totals.wall_ns)

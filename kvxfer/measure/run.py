@@ -195,9 +195,7 @@ def _models(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _host(info: HostInfo) -> dict[str, Any]:
     told: dict[str, Any] = msgspec.to_builtins(info)
-    return {name: value for name, value in told.items() if name not in ("boot_id", "netns")} | {
-        "kvxfer_version": __version__
-    }
+    return {name: value for name, value in told.items() if name not in ("boot_id", "netns")}
 
 
 def _notices(request: Request, hosts: Hosts) -> list[str]:

@@ -13,10 +13,13 @@ import zmq
 from kvxfer import __version__
 from kvxfer.control import messages as m
 from kvxfer.errors import ExitStatus
-from kvxfer.measure.host import available_bytes, host_info
+from kvxfer.measure.host import host_info, usable_bytes
 from kvxfer.measure.process import WorkerProcess
 
 POLL_MS = 100
+
+MESSAGES_AT_ONCE = 256
+"""Messages taken before workers and heartbeats get their turn: nobody may keep the server busy by talking."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,8 @@ class Settings:
     """What the operator of a server decides."""
 
     data_address: str  # where workers listen for data connections
-    data_port: int = 0  # 0: any free one
-    advertise: str = ""  # host:port that clients connect to instead, when something stands in between
+    data_port: int = 0  # 0: any free one; else of the first worker, the next ones use the ports that follow
+    advertise: str = ""  # host:port that clients connect to instead, counted on in the same way
     max_bytes: int | None = None  # the largest pool a client may ask for
     owner_fd: int | None = None  # end when this descriptor is closed at the other end
 
@@ -48,8 +51,7 @@ class Server:
         try:
             while not self._owner_gone():
                 self._wait()
-                while self._socket.poll(0):
-                    self._take(*self._socket.recv_multipart()[:2])
+                self._take_messages()
                 self._pass_on()
                 self._watch_client()
         finally:
@@ -71,6 +73,12 @@ class Server:
         return fd is not None and bool(zmq.zmq_poll([(fd, zmq.POLLIN)], 0))  # nothing is ever written there
 
     # --- from the client
+
+    def _take_messages(self) -> None:
+        for _ in range(MESSAGES_AT_ONCE):
+            if not self._socket.poll(0):
+                return
+            self._take(*self._socket.recv_multipart()[:2])
 
     def _take(self, client: bytes, data: bytes = b"") -> None:
         try:
@@ -99,9 +107,10 @@ class Server:
                 protocol=m.PROTOCOL,
                 version=__version__,
                 host=host_info(),
-                available_bytes=min(available_bytes(), self._settings.max_bytes or available_bytes()),
+                usable_bytes=usable_bytes(),
                 backends=_backends(),
                 data_address=self._settings.data_address,
+                max_pool_bytes=self._settings.max_bytes,
             )
         )
 
@@ -130,10 +139,14 @@ class Server:
 
     def _launch(self, pair: int) -> None:
         self._end_worker(pair)
-        if len(self._workers) >= m.MAX_PAIRS:
+        if not 0 <= pair < m.MAX_PAIRS:
             self._tell(m.Failed(0, ExitStatus.UNAVAILABLE, f"a run has at most {m.MAX_PAIRS} workers at a time"))
             return
-        self._workers[pair] = WorkerProcess("decode")
+        try:
+            self._workers[pair] = WorkerProcess("decode")
+        except OSError as error:
+            self._tell(m.Failed(0, ExitStatus.UNAVAILABLE, f"the server cannot start a worker: {error.strerror}"))
+            return
         self._tell(m.Launched())
 
     def _command(self, command: m.Command) -> None:
@@ -147,7 +160,8 @@ class Server:
             return
         if isinstance(body, m.Open):
             self._opening.add(command.seq)
-            body = msgspec.structs.replace(body, address=self._settings.data_address, port=self._settings.data_port)
+            port = self._settings.data_port and self._settings.data_port + command.pair
+            body = msgspec.structs.replace(body, address=self._settings.data_address, port=port)
             command = m.Command(command.seq, body, command.pair)
         worker.send(command)
 
@@ -165,15 +179,16 @@ class Server:
             for message in worker.receive():
                 if isinstance(message, m.Answer) and message.seq in self._opening:
                     self._opening.discard(message.seq)
-                    message = self._with_endpoint(message)
+                    message = self._with_endpoint(message, pair)
                 self._tell(message)
                 if isinstance(message, m.Failed) and message.seq == 0:
                     self._end_worker(pair)
                     break
 
-    def _with_endpoint(self, answer: m.Answer) -> m.Answer:
+    def _with_endpoint(self, answer: m.Answer, pair: int) -> m.Answer:
         if isinstance(answer.body, m.Opened) and self._settings.advertise:
-            return m.Answer(answer.seq, msgspec.structs.replace(answer.body, endpoint=self._settings.advertise))
+            host, _, port = self._settings.advertise.rpartition(":")
+            return m.Answer(answer.seq, msgspec.structs.replace(answer.body, endpoint=f"{host}:{int(port) + pair}"))
         return answer
 
     # --- both

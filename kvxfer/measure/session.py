@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-import msgspec
 import zmq
 
 from kvxfer import __version__
@@ -139,12 +138,9 @@ class Session:
         for worker in list(self._prefill.values()):
             for said in worker.receive():
                 yield "prefill", said
-        try:
-            while (message := self._client.receive(0)) is not None:
-                self._heard_at = time.monotonic()
-                yield "decode", message
-        except msgspec.DecodeError as error:
-            raise PeerLostError(f"{self._client.name} sent a malformed message: {error}") from error
+        while (message := self._client.receive(0)) is not None:
+            self._heard_at = time.monotonic()
+            yield "decode", message
         if time.monotonic() - self._heard_at > m.SILENCE_S:
             raise PeerLostError(f"the decode side at {self._client.name} has not answered for {m.SILENCE_S:.0f} s")
 

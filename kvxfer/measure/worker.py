@@ -20,6 +20,7 @@ import numpy as np
 
 from kvxfer.cache.plan import transfer_plan
 from kvxfer.cache.spec import region_addresses
+from kvxfer.cache.tables import Table
 from kvxfer.control import messages as m
 from kvxfer.control.pipe import Pipe, PipeClosedError
 from kvxfer.errors import ExitStatus, KvxferError, UsageError
@@ -53,6 +54,7 @@ class Worker:
         }
         self._bulk: list[_native.LoopRequest] = []
         self._requests: list[_native.LoopRequest] = []
+        self._tables: list[tuple[Table, Table]] = []  # prefill's and decode's, per request
 
     def do(self, command: m.WorkerCommand) -> m.WorkerAnswer:
         """Raises KvxferError when the command fails, UsageError when it comes too early."""
@@ -115,12 +117,11 @@ class Worker:
     def prepare(self, command: m.Prepare) -> m.Prepared:
         if command.bulk_bytes:
             return self._prepare_bulk(command)
-        self.tables_prefill = _tables(command.tables_prefill, command.blocks, self.blocks)
-        self.tables_decode = _tables(command.tables_decode, command.blocks, self.blocks)
+        tables_prefill = _tables(command.tables_prefill, command.blocks, self.blocks)
+        tables_decode = _tables(command.tables_decode, command.blocks, self.blocks)
         first_region = self.regions[0].id
         descriptors, size = [], 0
-        self._requests = []
-        for prefill, decode in zip(self.tables_prefill, self.tables_decode, strict=True):
+        for prefill, decode in zip(tables_prefill, tables_decode, strict=True):
             local, remote = (prefill, decode) if self.prefill else (decode, prefill)
             plan = transfer_plan(local, remote, self.block_bytes, command.regions_per_layer)
             regions = plan.regions + np.uint32(first_region)
@@ -135,6 +136,7 @@ class Worker:
                 command.timeout_ns,
             )
             self._requests.append(self.native.LoopRequest(prepared, prefill, decode))
+            self._tables.append((prefill, decode))
             descriptors.append(prepared.descriptors)
             size = prepared.bytes
         return m.Prepared(descriptors, size)
@@ -166,8 +168,7 @@ class Worker:
         return m.Done()
 
     def verify(self, command: m.Verify) -> m.Verified:
-        own = self.tables_decode[command.request]
-        source = self.tables_prefill[command.request]
+        source, own = self._tables[command.request]
         found = self.native.verify(self.pool, own, source, command.seed, command.epoch, command.every)
         where = ""
         if found.wrong_words:
@@ -208,7 +209,7 @@ class Worker:
         regions = int(np.searchsorted(pool_bytes, command.max_bytes, side="right"))
         if regions == 0:
             return m.Copied(0, b"")
-        plan = transfer_plan(self.tables_prefill[0], self.tables_decode[0], self.block_bytes[:regions], 1)
+        plan = transfer_plan(*self._tables[0], self.block_bytes[:regions], 1)
         starts = np.concatenate([[0], pool_bytes[: regions - 1]]).astype(np.uint64)[plan.regions]
         target = self.native.Mapping(int(pool_bytes[regions - 1]))
         samples: list[int] = []
@@ -232,7 +233,7 @@ class Worker:
         return m.Done()
 
 
-def _tables(raw: bytes, blocks: int, pool_blocks: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+def _tables(raw: bytes, blocks: int, pool_blocks: int) -> Table:
     flat = np.frombuffer(raw, np.uint32)
     if blocks < 1 or len(flat) == 0 or len(flat) % blocks or int(flat.max()) >= pool_blocks:
         raise UsageError("block tables that do not fit the pool")

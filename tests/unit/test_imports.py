@@ -170,7 +170,9 @@ def test_what_answers_at_once_imports_nothing_heavy(command: list[str]) -> None:
 
 
 def test_plan_tables_import_neither_torch_nor_numpy() -> None:
-    code = "import sys; from kvxfer.plan import main; main([]); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = (
+        "import sys; from kvxfer.plan import main; main([]); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=False, timeout=30)
     assert done.returncode == 0

@@ -1,0 +1,62 @@
+"""Who may measure against a server of another host, and by which of its addresses it is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .commands import Bench, Files, Server, keys, peer, serving
+from .two_hosts import Hosts
+
+pytestmark = pytest.mark.slow
+
+StartBench = Callable[..., Bench]
+
+
+def test_a_stranger_is_refused_and_the_server_goes_on(
+    hosts: Hosts, files: Files, server: Server, bench: StartBench
+) -> None:
+    bench(*peer(hosts), *keys(files, ours="stranger")).wait().failed(5, "refused our key", "--allow")
+    assert "a run begins" not in server.said()
+    assert bench(*peer(hosts), *keys(files)).wait().status == 0
+
+
+def test_another_server_than_the_pinned_one_is_not_talked_to(
+    hosts: Hosts, files: Files, server: Server, bench: StartBench
+) -> None:
+    bench(*peer(hosts), *keys(files, theirs="stranger")).wait().failed(5, "another key than --server-key")
+    assert "a run begins" not in server.said()
+    assert bench(*peer(hosts), *keys(files)).wait().status == 0
+
+
+def test_another_host_is_not_spoken_to_without_keys(hosts: Hosts, server: Server, bench: StartBench) -> None:
+    bench(*peer(hosts)).wait().failed(2, "is beyond this host, and that needs keys", "`kvxfer keys`")
+    assert hosts.prefill.connections_begun() == 0
+    assert "a run begins" not in server.said()
+
+
+def test_the_required_transport_is_the_interface_of_the_link(
+    hosts: Hosts, files: Files, server: Server, bench: StartBench
+) -> None:
+    link = f"tcp/{hosts.prefill.interface}"
+    assert bench(*peer(hosts), *keys(files), "--require-transport", link).wait().status == 0
+    done = bench(*peer(hosts), *keys(files), "--require-transport", "tcp/lo").wait()
+    done.failed(3, f"{link} carried the bytes", "--require-transport wants tcp/lo")
+    assert [row["status"] for row in done.document["results"]] == ["error"]
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0", "[::]", "address", "[address_6]"])
+def test_every_address_to_listen_on_is_reached(
+    hosts: Hosts, files: Files, bench: StartBench, tmp_path: Path, bind: str
+) -> None:
+    """A server that listens everywhere cannot tell its clients where: they use the address they know it by."""
+    bind = bind.replace("address_6", hosts.decode.address_6).replace("address", hosts.decode.address)
+    reached = f"[{hosts.decode.address_6}]" if ":" in bind else hosts.decode.address
+    with serving(hosts, files, tmp_path / "serve.log", bind) as server:
+        done = bench(*peer(hosts, reached), *keys(files)).wait()
+        assert done.status == 0, (done.err, server.said())
+    (row,) = done.document["results"]
+    assert row["transport"] == f"tcp/{hosts.prefill.interface}"
+    assert done.document["scope"] == "network"

@@ -1,0 +1,59 @@
+"""What a test needs of the machine. `need("netns")` skips the test where that is missing, and says why; where
+KVXFER_REQUIRE names it (a comma-separated list, as .ci/run sets it), the test fails instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+REQUIRE = "KVXFER_REQUIRE"
+
+
+def need(name: str) -> None:
+    """Return when the machine has what is named; skip or fail the test otherwise."""
+    missing = PROBES[name]()
+    if not missing:
+        return
+    if name in _required():
+        pytest.fail(f"{REQUIRE} names {name}, and it is missing here: {missing}", pytrace=False)
+    pytest.skip(f"{name} is missing here: {missing}")
+
+
+def _required() -> set[str]:
+    return {name.strip() for name in os.environ.get(REQUIRE, "").split(",")}
+
+
+@functools.cache
+def missing_netns() -> str:
+    """Why two shaped network namespaces cannot be made here; nothing when they can."""
+    if os.geteuid() != 0:
+        return "only root makes network namespaces"
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            return f"there is no `{tool}` (Debian, Ubuntu: iproute2)"
+    # Tools alone do not tell: a container may forbid namespaces, a kernel may lack veth or tbf.
+    name = f"kvxfer{os.getpid()}probe"
+    if failed := _failure(f"ip netns add {name}"):
+        return failed
+    try:
+        return _failure(f"ip -n {name} link add probe0 type veth peer name probe1") or _failure(
+            f"tc -n {name} qdisc add dev probe0 root tbf rate 1gbit burst 1mb latency 50ms"
+        )
+    finally:
+        _failure(f"ip netns delete {name}")
+
+
+def _failure(command: str) -> str:
+    """What a command says when it fails; nothing when it does not."""
+    done = subprocess.run(command.split(), capture_output=True, text=True, timeout=30)
+    return "" if done.returncode == 0 else f"`{command}`: {' '.join(done.stderr.split())}"
+
+
+PROBES: dict[str, Callable[[], str]] = {"netns": missing_netns}
+"""By name: says why it is missing, or nothing."""
