@@ -30,7 +30,7 @@ LARGEST_BLOCK = 1 << 20
 
 def command(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="preset (8b, 70b, 405b) or the path of a config.json")] = "8b",
+    model: Annotated[str, typer.Option(help="preset (8b, 70b, qwen3-32b, …) or the path of a config.json")] = "8b",
     dtype: Annotated[
         str, typer.Option(help="of the cache: bf16, fp16, fp8 (fp8_e4m3), fp8_e5m2; several: A,B")
     ] = "bf16",

@@ -21,6 +21,7 @@ from kvxfer.wording import did_you_mean, quoted
 COMMANDS = {
     "bench": ("kvxfer.bench", "measure moving a model's KV cache between two processes or hosts"),
     "serve": ("kvxfer.serve", "wait on another host for a bench to measure against"),
+    "model": ("kvxfer.model_command", "show what a model's KV cache weighs, layer by layer"),
     "plan": ("kvxfer.plan", "set transfer against prefill, from assumptions or a measured result"),
     "keys": ("kvxfer.keys", "make the keys that bench and serve know each other by"),
     "doctor": ("kvxfer.doctor", "say what this machine has, what is missing, and how to get it"),

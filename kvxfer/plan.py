@@ -18,8 +18,9 @@ from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.measured import Measured, matching, measured_rows
 from kvxfer.cost.ratio import ratio_notices, ratio_rows
 from kvxfer.errors import UsageError
-from kvxfer.model.dtypes import DType, resolve_dtype
+from kvxfer.model.dtypes import DTYPES, PACKED, DType, resolve_dtype
 from kvxfer.model.presets import load_model
+from kvxfer.model.record import model_record
 from kvxfer.model.shape import ModelShape
 from kvxfer.options import parse_count, parse_float, parse_int, parse_int_list, split_list
 from kvxfer.result.file import SCHEMA_VERSION, read_result, write_result
@@ -47,9 +48,9 @@ class Request:
 
 def command(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="preset (8b, 70b, 405b) or the path of a config.json")] = "8b",
+    model: Annotated[str, typer.Option(help="preset (8b, 70b, deepseek-v3, …) or the path of a config.json")] = "8b",
     dtype: Annotated[
-        str, typer.Option(help="of the cache: bf16, fp16, fp8 (fp8_e4m3), fp8_e5m2; several: A,B")
+        str, typer.Option(help=f"of the cache: {', '.join([*DTYPES, *PACKED])}; fp8 is fp8_e4m3; several: A,B")
     ] = "bf16",
     tokens: Annotated[str, typer.Option(help="prompt lengths")] = "512,2048,8192",
     block_size: Annotated[str, typer.Option(help="tokens per block; whole blocks move")] = "16",
@@ -63,6 +64,15 @@ def command(
         str | None, typer.Option(help="assumed: bytes per token on the wire, say with replicated heads [model's]")
     ] = None,
     link: Annotated[str, typer.Option(help="assumed: line rates in Gb/s or names (100gbe, ndr)")] = "100,200,400",
+    prefix_hit_prefill: Annotated[
+        str, typer.Option(help="share of a prompt in prefill's prefix cache (0 … 1), which is not computed")
+    ] = "0",
+    prefix_hit_decode: Annotated[
+        str, typer.Option(help="share of a prompt in decode's prefix cache (0 … 1), whose whole blocks do not move")
+    ] = "0",
+    with_mtp: Annotated[
+        bool, typer.Option("--with-mtp", help="count the layers of multi-token prediction too")
+    ] = False,
     measured: Annotated[str | None, typer.Option(metavar="FILE", help="a result of kvxfer bench, set beside")] = None,
     json: Annotated[
         str | None, typer.Option(metavar="FILE", help="write the figures there (-: to stdout, alone)")
@@ -71,7 +81,7 @@ def command(
 ) -> None:
     """Set the transfer of a KV cache against its prefill, at line rates and as measured."""
     request = Request(
-        shape=load_model(model),
+        shape=load_model(model).with_mtp() if with_mtp else load_model(model),
         dtypes=list(dict.fromkeys(resolve_dtype(word) for word in split_list(dtype, "--dtype"))),
         tokens=parse_int_list(tokens, "--tokens", high=LARGEST_TOKENS),
         block_size=parse_int(block_size, "--block-size", high=LARGEST_BLOCK),
@@ -84,6 +94,8 @@ def command(
             kv_bytes_per_token=None
             if kv_bytes_per_token is None
             else parse_int(kv_bytes_per_token, "--kv-bytes-per-token"),
+            prefix_hit_prefill=parse_float(prefix_hit_prefill, "--prefix-hit-prefill", 0, 1),
+            prefix_hit_decode=parse_float(prefix_hit_decode, "--prefix-hit-decode", 0, 1),
         ),
         measured=[] if measured is None else _read_measured(measured),
     )
@@ -126,25 +138,20 @@ def _read_measured(path: str) -> list[Measured]:
 
 
 def _model(request: Request, dtype: DType) -> dict[str, Any]:
-    """One entry of the result file's `models`."""
+    """One entry of the result file's `models`; bytes per token that the user gave replace the model's."""
     shape, assumptions = request.shape, request.assumptions
-    return {
-        "name": shape.name,
-        "family": shape.family,
-        "dtype": dtype.name,
-        "params_total": shape.params_total,
-        "params_active": shape.params_active,
-        "layers": shape.layers,
-        "kv_bytes_per_token": assumptions.request_bytes(shape, 1, 1, dtype),
-        "fixed_bytes_per_request": 0,
-        "bytes_by_tokens": {
-            str(count): assumptions.request_bytes(shape, count, request.block_size, dtype) for count in request.tokens
-        },
-    }
+    record = model_record(shape, dtype, request.tokens, request.block_size)
+    if assumptions.kv_bytes_per_token is None:
+        return record
+    sizes = {str(count): assumptions.request_bytes(shape, count, request.block_size, dtype) for count in request.tokens}
+    given = assumptions.kv_bytes_per_token
+    return record | {"kv_bytes_per_token": given, "fixed_bytes_per_request": 0, "bytes_by_tokens": sizes}
 
 
 def _notices(request: Request, rows: Sequence[dict[str, Any]], wants_measured: bool) -> list[str]:
-    notices = [*request.shape.notices, *ratio_notices(request.shape, request.assumptions), LINE_RATES]
+    shape = request.shape
+    known = [*shape.notices, *shape.dtype_notices(request.dtypes)]
+    notices = [*known, *ratio_notices(shape, request.assumptions), LINE_RATES]
     if wants_measured:
         notices += [notice for dtype in request.dtypes for notice in _missing(request, dtype)]
     if any(entry["scope"] == "loopback" for row in rows for entry in row["measured"]):
@@ -156,7 +163,7 @@ def _missing(request: Request, dtype: DType) -> list[str]:
     """A sentence about the prompt lengths that were not measured."""
     name, missing = request.shape.name, []
     for count in request.tokens:
-        size = request.assumptions.request_bytes(request.shape, count, request.block_size, dtype)
+        size = request.assumptions.moved_bytes(request.shape, count, request.block_size, dtype)
         if not matching(request.measured, name, dtype.name, count, size):
             missing.append(f"{count:,} tokens ({size:,} bytes)")
     return [f"not measured, and not estimated: {name} in {dtype.name} with {', '.join(missing)}"] if missing else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvxfer.errors import UsageError
-from kvxfer.model.dtypes import DType
+from kvxfer.model.dtypes import DTYPES, DType
 from kvxfer.model.shape import ModelShape
 
 
@@ -23,6 +23,12 @@ class CacheSpec:
     regions_per_layer: int = 1
 
     def __post_init__(self) -> None:
+        known_only = "kvxfer plan and kvxfer model know its bytes; bench does not move it yet"
+        if not self.shape.is_plain:
+            kind = self.shape.family.replace("_", " ")
+            raise UsageError(f"the cache of {self.shape.name} is not plain full attention ({kind}): {known_only}")
+        if self.dtype.name not in DTYPES:
+            raise UsageError(f"dtype {self.dtype.name} has scales among its elements: {known_only}")
         if self.block_size < 1:
             raise UsageError(f"block size {self.block_size}: a block holds at least one token")
         if self.regions_per_layer not in (1, 2):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from kvxfer.model.dtypes import DType
-from kvxfer.model.shape import ModelShape, whole_block_tokens
+from kvxfer.model.shape import ModelShape, blocks_of
+
+ROUNDING = 1e-6
+"""Of a product of a share and a number of tokens: 0.29 · 1600 falls short of 464."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,9 @@ class Assumptions:
 
     eff_tflops is what one GPU sustains, in 10¹² FLOP/s. link_gbit are line rates in Gbit/s. params counts the
     parameters of the `seed` row, params_active those of the `full` row (embedding tables included, as model cards
-    count). kv_bytes_per_token are bytes on the wire, for example with heads replicated over ranks.
+    count). kv_bytes_per_token are bytes on the wire, for example with heads replicated over ranks. prefix_hit_* are the
+    shares (0 … 1) of a prompt that each side has in its prefix cache: prefill does not compute its share, and what
+    decode holds of it in whole blocks does not move.
     """
 
     gpus: int = 4
@@ -24,6 +30,8 @@ class Assumptions:
     params_active: float | None = None
     link_gbit: tuple[float, ...] = (100.0, 200.0, 400.0)
     kv_bytes_per_token: int | None = None
+    prefix_hit_prefill: float = 0.0
+    prefix_hit_decode: float = 0.0
 
     def seed_params(self, shape: ModelShape) -> tuple[float, str] | None:
         """Parameters of the seed row and their source: --params, --params-active, or the model's active ones."""
@@ -41,10 +49,30 @@ class Assumptions:
         return (float(shape.params_active), "the model's") if shape.params_active is not None else None
 
     def request_bytes(self, shape: ModelShape, tokens: int, block_size: int, dtype: DType) -> int:
-        """Bytes on the wire of a prompt, whole blocks."""
+        """Bytes of a whole prompt on the wire, whole blocks."""
+        return self._bytes(shape, tokens, block_size, dtype, held_blocks=0)
+
+    def moved_bytes(self, shape: ModelShape, tokens: int, block_size: int, dtype: DType) -> int:
+        """Bytes of what decode lacks of a prompt, whole blocks."""
+        return self._bytes(shape, tokens, block_size, dtype, self.held_blocks(tokens, block_size))
+
+    def _bytes(self, shape: ModelShape, tokens: int, block_size: int, dtype: DType, held_blocks: int) -> int:
         if self.kv_bytes_per_token is None:
-            return shape.request_bytes(tokens, block_size, dtype)
-        return whole_block_tokens(tokens, block_size) * self.kv_bytes_per_token
+            return shape.request_bytes(tokens, block_size, dtype, held_blocks)
+        return (blocks_of(tokens, block_size) - held_blocks) * block_size * self.kv_bytes_per_token
+
+    def held_blocks(self, tokens: int, block_size: int) -> int:
+        """Whole blocks that decode's prefix cache holds of a prompt: a block that is not full is never in there."""
+        return math.floor(self.prefix_hit_decode * tokens + ROUNDING) // block_size
+
+    def cached_tokens(self, tokens: int) -> float:
+        """Tokens that prefill does not compute. One is always computed: it makes the first token of the answer."""
+        return min(self.prefix_hit_prefill * tokens, tokens - 1.0)
+
+    @property
+    def prefix_hits(self) -> bool:
+        """Whether either side has anything of a prompt."""
+        return self.prefix_hit_prefill > 0 or self.prefix_hit_decode > 0
 
     def as_record(self, shape: ModelShape) -> dict[str, Any]:
         """The result file's `assumptions`."""
@@ -55,4 +83,6 @@ class Assumptions:
             "params": params,
             "params_source": source,
             "link_gbit": list(self.link_gbit),
+            "prefix_hit_prefill": self.prefix_hit_prefill,
+            "prefix_hit_decode": self.prefix_hit_decode,
         }

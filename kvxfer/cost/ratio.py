@@ -3,6 +3,9 @@
 Two bases per prompt length. `seed` is 2 · params · N without attention; with 70e9 parameters on 4 GPUs at 400 TFLOP/s
 it is the published table this project started from. `full` takes the active parameters without the embedding tables and
 adds the attention over the prompt. Both set the same bytes, whole blocks, against their prefill.
+
+Prefix-cache hits shrink the two sides differently: prefill computes the tokens that it lacks (their attention still
+goes over the whole prompt), and what moves are the blocks that decode lacks.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import Any
 
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.measured import Measured, matching
-from kvxfer.cost.prefill import attention_flop, linear_flop, prefill_ms
+from kvxfer.cost.prefill import attention_flop, attention_formula, linear_flop, prefill_ms
 from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import DType
 from kvxfer.model.shape import ModelShape
@@ -34,7 +37,7 @@ def ratio_rows(
     """
     rows = []
     for count in tokens:
-        size = assumptions.request_bytes(shape, count, block_size, dtype)
+        size = assumptions.moved_bytes(shape, count, block_size, dtype)
         beside = matching(measured, shape.name, dtype.name, count, size)
         for basis, flop, formula in _prefill_work(shape, count, assumptions):
             milliseconds = prefill_ms(flop, assumptions.gpus, assumptions.eff_tflops)
@@ -46,9 +49,10 @@ def ratio_rows(
                     "basis": basis,
                     "bytes": size,
                     "prefill_ms": milliseconds,
-                    "prefill_source": f"assumed: {formula} FLOP on {_group(assumptions)}",
+                    "prefill_source": f"assumed: {formula} FLOP on {_group(assumptions)}{_hit(assumptions, count)}",
                     "links": [_link(size, gbit, milliseconds) for gbit in assumptions.link_gbit],
                     "measured": [_beside(row, milliseconds) for row in beside],
+                    **_hits(assumptions, count, block_size),
                 }
             )
     return rows
@@ -67,13 +71,31 @@ def _prefill_work(shape: ModelShape, tokens: int, assumptions: Assumptions) -> l
     """Basis, FLOP and formula of every basis whose parameters are known."""
     work = []
     seed, full = assumptions.seed_params(shape), assumptions.full_params(shape)
+    cached = assumptions.cached_tokens(tokens)
     if seed is not None:
-        work.append(("seed", linear_flop(seed[0], tokens), f"2·{_billions(seed[0])}·N"))
+        work.append(("seed", linear_flop(seed[0], tokens - cached), f"2·{_billions(seed[0])}·N"))
     if full is not None:
         working = _without_embedding(shape, *full)
-        formula = f"(2·{_billions(working)}·N + {_attention_formula(shape)}·N²)"
-        work.append(("full", linear_flop(working, tokens) + attention_flop(shape, tokens), formula))
+        attention = attention_formula(shape)
+        formula = f"2·{_billions(working)}·N" + (f" + {attention}" if attention else "")
+        flop = linear_flop(working, tokens - cached) + attention_flop(shape, tokens, cached)
+        work.append(("full", flop, f"({formula})"))
     return work
+
+
+def _hit(assumptions: Assumptions, tokens: int) -> str:
+    cached = assumptions.cached_tokens(tokens)
+    return f", less the first {cached:,.0f} tokens, which are cached" if cached > 0 else ""
+
+
+def _hits(assumptions: Assumptions, tokens: int, block_size: int) -> dict[str, float]:
+    """What prefix-cache hits leave, for rows that have some."""
+    if not assumptions.prefix_hits:
+        return {}
+    return {
+        "prefill_tokens": tokens - assumptions.cached_tokens(tokens),
+        "held_tokens": assumptions.held_blocks(tokens, block_size) * block_size,
+    }
 
 
 def _without_embedding(shape: ModelShape, active: float, source: str) -> float:
@@ -85,12 +107,6 @@ def _without_embedding(shape: ModelShape, active: float, source: str) -> float:
             f"({shape.params_embedding:,}); give all active parameters, embedding included"
         )
     return working
-
-
-def _attention_formula(shape: ModelShape) -> str:
-    if shape.head_dim_k == shape.head_dim_v:
-        return f"2·{shape.layers}·{shape.heads}·{shape.head_dim_k}"
-    return f"{shape.layers}·{shape.heads}·({shape.head_dim_k}+{shape.head_dim_v})"
 
 
 def _link(size: int, line_gbit: float, prefill: float) -> dict[str, float]:

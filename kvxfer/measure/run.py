@@ -22,6 +22,7 @@ from kvxfer.measure.hosts import Hosts
 from kvxfer.measure.request import Effort, Row
 from kvxfer.measure.row import RowRun, Say, failed
 from kvxfer.measure.session import Session
+from kvxfer.model.record import model_record
 from kvxfer.result.file import SCHEMA_VERSION
 
 LOOPBACK = (
@@ -177,20 +178,7 @@ def _prompts(rows: Sequence[Row]) -> dict[Any, list[int]]:
 
 
 def _models(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": spec.shape.name,
-            "family": spec.shape.family,
-            "dtype": spec.dtype.name,
-            "params_total": spec.shape.params_total,
-            "params_active": spec.shape.params_active,
-            "layers": spec.shape.layers,
-            "kv_bytes_per_token": spec.shape.kv_bytes_per_token(spec.dtype),
-            "fixed_bytes_per_request": 0,
-            "bytes_by_tokens": {str(count): spec.request_bytes(count) for count in tokens},
-        }
-        for spec, tokens in _prompts(rows).items()
-    ]
+    return [model_record(spec.shape, spec.dtype, tokens, spec.block_size) for spec, tokens in _prompts(rows).items()]
 
 
 def _host(info: HostInfo) -> dict[str, Any]:

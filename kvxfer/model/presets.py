@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kvxfer.errors import UsageError
 from kvxfer.model.config import read_config
+from kvxfer.model.layers import ChunkedAttention, FullAttention, Latent, LayerKind, SlidingWindow, State
 from kvxfer.model.shape import ModelShape
 from kvxfer.wording import did_you_mean, quoted, quoted_path
+
+KINDS: dict[str, Callable[..., LayerKind]] = {
+    "full": FullAttention,
+    "window": SlidingWindow,
+    "chunk": ChunkedAttention,
+    "latent": Latent,
+    "state": State,
+}
+"""What presets.json calls the kinds of layers; the other words there are the fields of these."""
 
 
 def load_model(text: str) -> ModelShape:
@@ -38,7 +49,7 @@ def load_model(text: str) -> ModelShape:
 
 
 def preset_names() -> list[str]:
-    """The presets' full names, smallest model first."""
+    """The presets' full names, family by family."""
     return list(_presets())
 
 
@@ -63,21 +74,36 @@ def _aliases() -> dict[str, str]:
 
 
 def _listed() -> str:
-    return ", ".join(f"{preset['aliases'][0]} ({name})" for name, preset in _presets().items())
+    return ", ".join(_presets())
 
 
 def _shape(name: str) -> ModelShape:
     preset = _presets()[name]
+    kinds = _kinds(preset)
     return ModelShape(
         name=name,
-        family="full_attention",
-        layers=preset["layers"],
+        family=preset.get("family", "full_attention"),
+        layers=len(kinds) or preset["layers"],
         hidden_size=preset["hidden_size"],
         heads=preset["heads"],
         kv_heads=preset["kv_heads"],
-        head_dim_k=preset["head_dim"],
-        head_dim_v=preset["head_dim"],
+        head_dim_k=preset.get("head_dim_k", preset["head_dim"]),
+        head_dim_v=preset.get("head_dim_v", preset["head_dim"]),
         params_total=preset["params"],
-        params_active=preset["params"],
+        params_active=preset.get("params_active", preset["params"]),
         params_embedding=preset["params_embedding"],
+        layer_kinds=kinds,
+        naive_head_dim=preset["head_dim"],
+        mtp_kinds=(_kind(preset["kinds"][preset["mtp"]]),) if "mtp" in preset else (),
     )
+
+
+def _kinds(preset: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+    """The layers in order: `pattern` is a list of letters of `kinds` and how often they repeat; none: a plain model."""
+    letters = "".join(letters * count for letters, count in preset.get("pattern", []))
+    return tuple(_kind(preset["kinds"][letter]) for letter in letters)
+
+
+def _kind(described: Mapping[str, Any]) -> LayerKind:
+    fields = dict(described)
+    return KINDS[fields.pop("kind")](**fields)

@@ -55,13 +55,21 @@ def _assumed(assumptions: Mapping[str, Any]) -> str:
     return (
         f"Assumed, not measured: {assumptions['gpus']} GPUs for prefill at {assumptions['eff_tflops']:g} TFLOP/s each"
         f"{parameters}, links at {', '.join(f'{rate:g}' for rate in assumptions['link_gbit'])} Gb/s line rate"
+        f"{_hits(assumptions)}"
     )
+
+
+def _hits(assumptions: Mapping[str, Any]) -> str:
+    prefill, decode = (assumptions.get(f"prefix_hit_{side}", 0) for side in ("prefill", "decode"))
+    if not prefill and not decode:
+        return ""
+    return f", prefix-cache hits of {prefill:.4g} at prefill and {decode:.4g} at decode"
 
 
 def _line_rates(title: str, rows: Sequence[Row]) -> Table:
     table = _table(title, CAPTION)
     _column(table, "tokens")
-    _column(table, "KV cache\nGB")
+    _column(table, "KV moved\nGB")
     _column(table, "basis", "left")
     _column(table, "prefill\nassumed\nms")
     for link in rows[0]["links"]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_files import CONFIGS
 
 from kvxfer.errors import UsageError
-from kvxfer.model.config import SUSPICIOUS, UNDERSTOOD, read_config, shape_from_config
+from kvxfer.model.config import read_config, shape_from_config
 from kvxfer.model.dtypes import BF16
+from kvxfer.model.families import FAMILIES
+from kvxfer.model.presets import load_model
+from kvxfer.model.rules import COMMON, SUSPICIOUS
 from kvxfer.model.shape import ModelShape
-
-PUBLISHED = Path(__file__).parents[2].parent / "shared" / "model-configs"
 
 PLAIN: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -31,59 +34,112 @@ PLAIN: dict[str, Any] = {
 
 INERT: list[Any] = [None, False, 0, 0.0, "", [], {}]
 
-READ = {  # bf16 bytes per token, parameters
-    "Qwen--Qwen3-235B-A22B": (192_512, None),
-    "Qwen--Qwen3-30B-A3B": (98_304, None),
-    "Qwen--Qwen3-32B": (262_144, 32_762_123_264),
-    "Qwen--Qwen3-8B": (147_456, 8_190_735_360),
-    "meta-llama--Meta-Llama-3.1-405B": (516_096, 405_853_388_800),
-    "meta-llama--Meta-Llama-3.1-70B": (327_680, 70_553_706_496),
-    "meta-llama--Meta-Llama-3.1-8B": (131_072, 8_030_261_248),
-    "mistralai--Mixtral-8x7B-v0.1": (131_072, None),
-    "nvidia--Llama-3.1-70B-Instruct-FP8": (327_680, 70_553_706_496),
+PUBLISHED = {  # family, bf16 bytes per token, fixed bytes per request in blocks of 16, parameters
+    "MiniMaxAI--MiniMax-M2.5": ("full_attention", 253_952, 0, 228_689_764_864),
+    "Qwen--Qwen3-235B-A22B": ("full_attention", 192_512, 0, 235_093_634_560),
+    "Qwen--Qwen3-30B-A3B": ("full_attention", 98_304, 0, 30_532_122_624),
+    "Qwen--Qwen3-32B": ("full_attention", 262_144, 0, 32_762_123_264),
+    "Qwen--Qwen3-8B": ("full_attention", 147_456, 0, 8_190_735_360),
+    "Qwen--Qwen3-VL-8B-Instruct": ("full_attention", 147_456, 0, 8_190_735_360),
+    "Qwen--Qwen3.5-397B-A17B": ("linear_attention", 30_720, 192_061_440, 396_346_350_336),
+    "deepseek-ai--DeepSeek-V3": ("mla", 70_272, 0, 671_026_419_200),
+    "deepseek-ai--DeepSeek-V3.2": ("mla_indexer", 78_324, 0, 671_877_944_064),
+    "meta-llama--Llama-4-Scout-17B-16E-Instruct": ("chunked_attention", 196_608, 0, 107_769_861_120),
+    "meta-llama--Meta-Llama-3.1-405B": ("full_attention", 516_096, 0, 405_853_388_800),
+    "meta-llama--Meta-Llama-3.1-70B": ("full_attention", 327_680, 0, 70_553_706_496),
+    "meta-llama--Meta-Llama-3.1-8B": ("full_attention", 131_072, 0, 8_030_261_248),
+    "mistralai--Mixtral-8x7B-v0.1": ("full_attention", 131_072, 0, 46_702_792_704),
+    "moonshotai--Kimi-K2-Instruct": ("mla", 70_272, 0, 1_026_408_232_448),
+    "nvidia--Llama-3.1-70B-Instruct-FP8": ("full_attention", 327_680, 0, 70_553_706_496),
+    "nvidia--Nemotron-H-56B-Base-8K": ("mamba_hybrid", 40_960, 912_605_184, 56_324_350_464),
+    "openai--gpt-oss-120b": ("sliding_window", 36_864, 5_308_416, 116_829_156_672),
+    "openai--gpt-oss-20b": ("sliding_window", 24_576, 3_538_944, 20_914_757_184),
+    "zai-org--GLM-5": ("mla_indexer", 100_152, 0, 743_911_218_432),
 }
-REFUSED = {
-    "MiniMaxAI--MiniMax-M2.5": "use_mtp",
-    "Qwen--Qwen3-VL-8B-Instruct": "text_config",
-    "Qwen--Qwen3.5-397B-A17B": "text_config",
-    "deepseek-ai--DeepSeek-V3": "kv_lora_rank",
-    "deepseek-ai--DeepSeek-V3.2": "kv_lora_rank",
-    "meta-llama--Llama-4-Scout-17B-16E-Instruct": "text_config",
-    "moonshotai--Kimi-K2-Instruct": "kv_lora_rank",
-    "nvidia--Nemotron-H-56B-Base-8K": "hybrid_override_pattern",
-    "openai--gpt-oss-120b": "layer_types",
-    "openai--gpt-oss-20b": "layer_types",
-    "zai-org--GLM-5": "index_head_dim",
+
+PRESET_OF = {
+    "Qwen--Qwen3-235B-A22B": "qwen3-235b-a22b",
+    "Qwen--Qwen3-30B-A3B": "qwen3-30b-a3b",
+    "Qwen--Qwen3-32B": "qwen3-32b",
+    "Qwen--Qwen3-8B": "qwen3-8b",
+    "Qwen--Qwen3.5-397B-A17B": "qwen3.5-397b-a17b",
+    "deepseek-ai--DeepSeek-V3": "deepseek-v3",
+    "deepseek-ai--DeepSeek-V3.2": "deepseek-v3.2",
+    "meta-llama--Llama-4-Scout-17B-16E-Instruct": "llama-4-scout",
+    "meta-llama--Meta-Llama-3.1-405B": "llama-3.1-405b",
+    "meta-llama--Meta-Llama-3.1-70B": "llama-3.1-70b",
+    "meta-llama--Meta-Llama-3.1-8B": "llama-3.1-8b",
+    "mistralai--Mixtral-8x7B-v0.1": "mixtral-8x7b",
+    "moonshotai--Kimi-K2-Instruct": "kimi-k2",
+    "openai--gpt-oss-120b": "gpt-oss-120b",
+    "openai--gpt-oss-20b": "gpt-oss-20b",
+    "zai-org--GLM-5": "glm-5",
 }
+
+RULE = (
+    *("window", "lora", "index", "compress", "shar", "state", "conv", "ssm", "chunk", "sparse", "linear", "latent"),
+    "pattern",
+)
+"""What no family may pass over."""
 
 
 def shape(**changes: Any) -> ModelShape:
     return shape_from_config(PLAIN | changes, "tiny", "config.json")
 
 
-def published(name: str) -> ModelShape:
-    path = PUBLISHED / f"{name}.json"
+def published(name: str) -> dict[str, Any]:
+    path = CONFIGS / f"{name}.json"
     if not path.exists():
         pytest.skip("the published configs are not beside this checkout")
-    return read_config(path)
+    config: dict[str, Any] = json.loads(path.read_text())
+    return config
 
 
 def test_every_published_config_has_an_expectation() -> None:
-    if not PUBLISHED.exists():
+    if not CONFIGS.exists():
         pytest.skip("the published configs are not beside this checkout")
-    assert {path.stem for path in PUBLISHED.glob("*.json")} == READ.keys() | REFUSED.keys()
+    assert {path.stem for path in CONFIGS.glob("*.json")} == PUBLISHED.keys()
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_published_config_is_read_right(name: str) -> None:
-    model = published(name)
-    assert (model.kv_bytes_per_token(BF16), model.params_total) == READ[name]
+    model = shape_from_config(published(name), name, "config.json")
+    bytes_ = model.kv_bytes_per_token(BF16), model.fixed_bytes_per_request(16, BF16)
+    assert (model.family, *bytes_, model.params_total) == PUBLISHED[name]
+    assert not any("not known here" in notice for notice in model.notices)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_published_config_is_refused_by_a_field(name: str) -> None:
-    with pytest.raises(UsageError, match=REFUSED[name]):
-        published(name)
+@pytest.mark.parametrize("name", PRESET_OF)
+def test_presets_are_what_the_published_configs_say(name: str) -> None:
+    read = shape_from_config(published(name), name, "config.json")
+    preset = load_model(PRESET_OF[name])
+    if read.layer_kinds[0].token_bytes(BF16) and read.family.startswith("mla"):
+        read = replace(read, naive_head_dim=preset.naive_head_dim)  # of which configs say different things
+    assert replace(read, name="", notices=(), naive_head_dim=read.naive_head_dim or read.head_dim_k) == replace(
+        preset, name="", notices=()
+    )
+
+
+@pytest.mark.parametrize("part", RULE)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_an_unknown_key_refuses_every_published_config(name: str, part: str) -> None:
+    config = published(name)
+    holder = config.get("text_config", config)
+    for key, value in ((f"new_{part}_thing", 1), (f"{part}x", [0]), (f"use_{part}_too", True)):
+        holder[key] = value
+        with pytest.raises(UsageError, match=key):
+            shape_from_config(config, name, "config.json")
+        holder[key] = None
+        shape_from_config(config, name, "config.json")
+        del holder[key]
+
+
+@pytest.mark.parametrize("part", RULE)
+def test_an_unknown_key_beside_a_text_tower_refuses_it_too(part: str) -> None:
+    config = {"text_config": PLAIN, "vision_config": {"depth": 3}, "image_token_id": 7}
+    assert shape_from_config(config, "tiny", "config.json").kv_bytes_per_token(BF16) == 4 * 2 * 16 * 2
+    with pytest.raises(UsageError, match=f"new_{part}"):
+        shape_from_config(config | {f"new_{part}": 1}, "tiny", "config.json")
 
 
 def test_plain() -> None:
@@ -109,12 +165,21 @@ def test_parameters_by_hand() -> None:
     assert shape(tie_word_embeddings=True).params_embedding == 100 * 64
     assert shape(tie_word_embeddings=True).params_total == 100 * 64 + 4 * layer + 64
     assert shape(model_type="qwen2").params_total == shape().params_total + 4 * (64 + 2 * 16)
-    assert shape(model_type="qwen3").params_total == shape().params_total + 4 * 2 * 8
+    assert shape(model_type="qwen3", head_dim=8).params_total == shape().params_total + 4 * 2 * 8
     assert shape(attention_bias=True).params_total == shape().params_total + 4 * (64 + 2 * 16 + 64)
     assert shape(mlp_bias=True).params_total == shape().params_total + 4 * (2 * 128 + 64)
 
 
-def test_mixture_of_experts_is_sized_but_not_counted() -> None:
+def test_mixture_of_experts_by_hand() -> None:
+    """Each layer has 4 experts of 3·64·128 and a router of 4·64 in place of the MLP; 2 experts work on a token."""
+    model = shape(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
+    dense = shape(model_type="mistral").params_total
+    assert dense is not None
+    assert model.params_total == dense + 4 * (3 * 3 * 64 * 128 + 4 * 64)
+    assert model.params_active == dense + 4 * (1 * 3 * 64 * 128 + 4 * 64)
+
+
+def test_mixture_that_does_not_say_enough_is_sized_but_not_counted() -> None:
     model = shape(model_type="mixtral", num_local_experts=8)
     assert model.kv_bytes_per_token(BF16) == shape().kv_bytes_per_token(BF16)
     assert model.params_total is None
@@ -127,12 +192,14 @@ def test_unknown_model_type_is_said() -> None:
     assert "'novel' is not known" in model.notices[0]
 
 
+KNOWN = COMMON.union(*(family.keys for family in FAMILIES))
+
 suspicious_names = st.builds(
     lambda before, part, after: f"{before}{part}{after}",
     st.sampled_from(["", "num_", "use_", "My"]),
     st.sampled_from(SUSPICIOUS).flatmap(lambda part: st.sampled_from([part, part.upper()])),
     st.sampled_from(["", "_size", "s"]),
-).filter(lambda name: name not in UNDERSTOOD and name not in PLAIN and name != "layer_types")
+).filter(lambda name: name not in KNOWN and name not in PLAIN)
 
 
 @given(
@@ -266,8 +333,32 @@ json_values = st.recursive(
     )
 )
 def test_any_values_give_a_shape_or_one_error(changes: dict[str, Any]) -> None:
+    one_shape_or_one_error(PLAIN | changes)
+
+
+plausible = (
+    st.integers(0, 16)
+    | st.lists(st.integers(0, 2), min_size=4, max_size=4)
+    | st.lists(st.sampled_from(["full_attention", "sliding_attention", "mamba", "hybrid"]), min_size=4, max_size=4)
+    | st.sampled_from([True, False, None, "M-*M", "LLLG", "float32", [32, None]])
+)
+MODEL_TYPES = sorted(frozenset().union(*(family.model_types for family in FAMILIES)))
+
+
+@given(
+    model_type=st.sampled_from(MODEL_TYPES),
+    changes=st.dictionaries(st.sampled_from(sorted(KNOWN)), plausible | json_values, max_size=12),
+)
+@settings(max_examples=500)
+def test_any_values_of_any_family_give_a_shape_or_one_error(model_type: str, changes: dict[str, Any]) -> None:
+    one_shape_or_one_error(PLAIN | {"model_type": model_type} | changes)
+
+
+def one_shape_or_one_error(config: dict[str, Any]) -> None:
     try:
-        assert shape(**changes).kv_bytes_per_token(BF16) > 0
+        model = shape_from_config(config, "tiny", "config.json")
+        assert len(model.layer_kinds) == model.layers
+        assert model.request_bytes(100, 16, BF16) >= model.request_bytes(1, 16, BF16) >= 0
     except UsageError as error:
         message = str(error)
     else:

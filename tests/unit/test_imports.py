@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "kvxfer"
 
 FLOORS = (
-    ("bench", "serve", "plan", "keys", "doctor", "cli"),
+    ("bench", "serve", "plan", "model_command", "keys", "doctor", "cli"),
     ("measure", "topology"),
     ("cache", "cost"),
     ("model", "result", "control", "backend"),
@@ -150,6 +150,8 @@ def test_torch_is_imported_where_a_tensor_is_asked_for() -> None:
         ["kvxfer.serve", "--help"],
         ["kvxfer.plan", "--json", "-", "--model", "70b"],
         ["kvxfer.plan", "--help"],
+        ["kvxfer.model_command", "deepseek-v3", "--json", "-"],
+        ["kvxfer.model_command", "--help"],
         ["kvxfer.keys", "--help"],
     ],
     ids=" ".join,
@@ -169,9 +171,11 @@ def test_what_answers_at_once_imports_nothing_heavy(command: list[str]) -> None:
     assert set(done.stdout.split()) <= allowed
 
 
-def test_plan_tables_import_neither_torch_nor_numpy() -> None:
+@pytest.mark.parametrize("command", [["kvxfer.plan"], ["kvxfer.model_command", "gpt-oss-120b"]], ids=" ".join)
+def test_tables_import_neither_torch_nor_numpy(command: list[str]) -> None:
     code = (
-        "import sys; from kvxfer.plan import main; main([]); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+        f"import sys; from {command[0]} import main; main({command[1:]!r}); "
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=False, timeout=30)

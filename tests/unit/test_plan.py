@@ -63,6 +63,28 @@ def test_bytes_per_token_can_be_given(capsys: pytest.CaptureFixture[str]) -> Non
     assert document["ratio"][0]["bytes"] == 16_000
 
 
+def test_other_families_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    document = planned(capsys, "--model", "gemma-3-27b", "--tokens", "512,8192")
+    (model,) = document["models"]
+    assert (model["kv_bytes_per_token"], model["fixed_bytes_per_request"]) == (81_920, 443_023_360)
+    assert model["bytes_by_tokens"] == {"512": 62 * 512 * 8192, "8192": 8192 * 81_920 + 443_023_360}
+    assert [row["bytes"] for row in document["ratio"][::2]] == list(model["bytes_by_tokens"].values())
+
+
+def test_prefix_hits(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--model", "70b", "--tokens", "8192", "--prefix-hit-prefill", "0.9", "--prefix-hit-decode", "0.5"]
+    document = planned(capsys, *argv)
+    assert document["ratio"][0]["bytes"] == 4096 * 327_680
+    assert document["models"][0]["bytes_by_tokens"] == {"8192": 8192 * 327_680}
+    assert document["assumptions"]["prefix_hit_decode"] == 0.5
+
+
+def test_multi_token_prediction_and_packed_dtypes(capsys: pytest.CaptureFixture[str]) -> None:
+    document = planned(capsys, "--model", "deepseek-v3.2", "--with-mtp", "--dtype", "fp8,fp8_ds_mla")
+    assert [model["kv_bytes_per_token"] for model in document["models"]] == [62 * 708, 62 * 788]
+    assert any("fp8_e4m3 cache of deepseek-v3.2 as fp8_ds_mla" in notice for notice in document["notices"])
+
+
 def test_json_file_and_quiet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.json"
     assert plan.main(["--quiet", "--json", str(path)]) == 0
@@ -113,6 +135,10 @@ def test_measured_in_other_blocks_does_not_count(tmp_path: Path, capsys: pytest.
         (["--kv-bytes-per-token", "1", "--dtype", "bf16,fp8"], "--kv-bytes-per-token"),
         (["--measured", "/nonexistent.json"], "/nonexistent.json"),
         (["--modle", "8b"], "--modle"),
+        (["--dtype", "fp8_ds_mla"], "fp8_ds_mla"),
+        (["--with-mtp"], "multi-token-prediction"),
+        (["--prefix-hit-prefill", "1.1"], "--prefix-hit-prefill"),
+        (["--prefix-hit-decode", "-1"], "--prefix-hit-decode"),
         (["8b"], "8b"),
         (["--tokens"], "--tokens"),
     ],

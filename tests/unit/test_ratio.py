@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from rich.console import Console
+from shared_files import CASES
 
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.measured import Measured, measured_rows
@@ -20,11 +20,9 @@ from kvxfer.cost.prefill import attention_flop, linear_flop
 from kvxfer.cost.ratio import ratio_notices, ratio_rows
 from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import BF16, FP8_E4M3
-from kvxfer.model.presets import load_model
+from kvxfer.model.presets import load_model, preset_names
 from kvxfer.result.file import schema
 from kvxfer.result.ratio_table import LOOPBACK, ratio_tables, render_ratio
-
-CASES = Path(__file__).parents[2].parent / "shared" / "cases" / "geometry-and-ratio.json"
 
 SEED_TABLE = [  # tokens, KV GB, prefill ms, transfer ms and % at 100, 200 and 400 Gb/s
     (2048, 0.67, 179, [54, 27, 13], [30, 15, 7]),
@@ -75,6 +73,129 @@ def test_full_row_by_hand() -> None:
 
 def test_attention_adds_30_percent_at_32768_tokens() -> None:
     assert attention_flop(LLAMA_70B, 32768) / linear_flop(70e9, 32768) == pytest.approx(0.30, abs=0.01)
+
+
+def attention_of(name: str, tokens: int, cached: float = 0.0) -> float:
+    return attention_flop(load_model(name), tokens, cached)
+
+
+def test_attention_of_windows_by_hand() -> None:
+    """gpt-oss: 18 full layers, 18 in which each token attends to 128 at most; 64 heads of 64."""
+    per_pair, tokens = 4 * 64 * 64, 8192
+    windows = 128**2 / 2 + (tokens - 128) * 128
+    assert attention_of("gpt-oss-120b", tokens) == 18 * per_pair * (tokens**2 / 2 + windows)
+    assert attention_of("gpt-oss-120b", 128) == 36 * per_pair * 128**2 / 2
+
+
+def test_attention_of_chunks_by_hand() -> None:
+    """Llama-4-Scout: 12 full layers, 36 in chunks of 8,192; 40 heads of 128."""
+    per_pair, tokens = 4 * 40 * 128, 2 * 8192 + 100
+    chunks = (2 * 8192**2 + 100**2) / 2
+    assert attention_of("llama-4-scout", tokens) == per_pair * (12 * tokens**2 / 2 + 36 * chunks)
+
+
+def test_attention_of_latents_by_hand() -> None:
+    """128 heads of 192 (nope and rope) and 128; V3.2's indexer scores all pairs and lets 2,048 be attended to."""
+    full = 61 * 2 * 128 * (192 + 128)
+    assert attention_of("deepseek-v3", 8192) == full * 8192**2 / 2
+    chosen = 2048**2 / 2 + (8192 - 2048) * 2048
+    assert attention_of("deepseek-v3.2", 8192) == full * chosen + 61 * 2 * 64 * 128 * 8192**2 / 2
+
+
+def test_linear_attention_has_no_term() -> None:
+    assert attention_of("qwen3-next-80b-a3b", 8192) == 12 * 4 * 16 * 256 * 8192**2 / 2
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_what_is_cached_and_what_is_computed_are_the_whole_attention(name: str) -> None:
+    for tokens, cached in ((20_000, 15_000), (20_000, 100), (100, 50), (9_000, 8_500)):
+        whole, first = attention_of(name, tokens), attention_of(name, cached)
+        assert attention_of(name, tokens, cached) == pytest.approx(whole - first)
+        assert 0 < attention_of(name, tokens, cached) < whole
+
+
+@pytest.mark.parametrize(
+    ("name", "formula"),
+    [
+        ("gpt-oss-120b", "2·18·64·64·N² within 128 + 2·18·64·64·N²"),
+        ("llama-4-scout", "2·36·40·128·N² in chunks of 8,192 + 2·12·40·128·N²"),
+        ("deepseek-v3", "61·128·(192+128)·N²"),
+        ("deepseek-v3.2", "61·128·(192+128)·N² within 2,048 chosen + 61·64·128·N²"),
+        ("qwen3-next-80b-a3b", "2·12·16·256·N²"),
+    ],
+)
+def test_formulas_are_spelled_out(name: str, formula: str) -> None:
+    (row,) = rows_of("full", ratio_rows(load_model(name), BF16, [512], 16, Assumptions()))
+    assert f"·N + {formula}) FLOP" in row["prefill_source"]
+
+
+def test_hits_at_prefill_alone_turn_7_5_percent_into_75() -> None:
+    """8,192 tokens of 70B at 400 Gb/s, 90 % of them in prefill's cache."""
+    (without,) = rows_of("seed", ratio_rows(LLAMA_70B, BF16, [8192], 16, ARTICLE))
+    (hit,) = rows_of("seed", ratio_rows(LLAMA_70B, BF16, [8192], 16, replace(ARTICLE, prefix_hit_prefill=0.9)))
+    assert without["links"][2]["percent"] == pytest.approx(7.5, abs=0.05)
+    assert hit["links"][2]["percent"] == pytest.approx(10 * without["links"][2]["percent"])
+    assert hit["bytes"] == without["bytes"]
+    assert (hit["prefill_tokens"], hit["held_tokens"]) == (pytest.approx(819.2), 0)
+    assert "prefill_tokens" not in without
+
+
+def test_the_computed_tokens_attend_to_the_cached_ones() -> None:
+    assumptions = replace(ARTICLE, prefix_hit_prefill=0.5)
+    (row,) = rows_of("full", ratio_rows(LLAMA_70B, BF16, [32768], 16, assumptions))
+    params = 70_553_706_496 - 2 * 128_256 * 8192
+    flop = 2 * params * 16384 + 2 * 80 * 64 * 128 * (32768**2 - 16384**2)
+    assert row["prefill_ms"] == pytest.approx(flop / (4 * 400e12) * 1e3)
+    assert "the first 16,384 tokens, which are cached" in row["prefill_source"]
+
+
+@pytest.mark.parametrize(
+    ("hit", "tokens", "held"),
+    [(0.5, 100, 48), (0.29, 1600, 464), (1.0, 100, 96), (1.0, 96, 96), (0.001, 100, 0)],
+)
+def test_decode_lacks_whole_blocks(hit: float, tokens: int, held: int) -> None:
+    (row, _) = ratio_rows(LLAMA_70B, BF16, [tokens], 16, replace(ARTICLE, prefix_hit_decode=hit))
+    assert row["held_tokens"] == held
+    assert row["bytes"] == (-(-tokens // 16) * 16 - held) * 327_680
+
+
+def test_a_window_that_decode_lacks_moves_as_far_as_it_is_lacked() -> None:
+    """512 blocks of gpt-oss-20b, 508 of them held: 4 blocks in every layer, window or not."""
+    assumptions = Assumptions(prefix_hit_decode=508 / 512)
+    (row, _) = ratio_rows(load_model("gpt-oss-20b"), BF16, [8192], 16, assumptions)
+    assert row["bytes"] == 24 * 4 * 16 * 2048
+
+
+def test_a_prompt_that_is_all_cached_computes_one_token() -> None:
+    (row, _) = ratio_rows(LLAMA_70B, BF16, [512], 16, replace(ARTICLE, prefix_hit_prefill=1.0))
+    assert row["prefill_tokens"] == 1
+
+
+def test_hits_and_given_bytes_per_token() -> None:
+    assumptions = Assumptions(kv_bytes_per_token=1000, prefix_hit_decode=0.5)
+    (row, _) = ratio_rows(LLAMA_70B, BF16, [64], 16, assumptions)
+    assert row["bytes"] == 32_000
+
+
+@given(prefill=st.floats(0, 1), decode=st.floats(0, 1), tokens=st.integers(1, 10**6))
+def test_hits_never_add_work_nor_bytes(prefill: float, decode: float, tokens: int) -> None:
+    hit = replace(ARTICLE, prefix_hit_prefill=prefill, prefix_hit_decode=decode)
+    without = ratio_rows(LLAMA_70B, BF16, [tokens], 16, ARTICLE)
+    for row, whole in zip(ratio_rows(LLAMA_70B, BF16, [tokens], 16, hit), without, strict=True):
+        assert 0 < row["prefill_ms"] <= whole["prefill_ms"] * (1 + 1e-9)
+        assert 0 <= row["bytes"] <= whole["bytes"]
+
+
+def test_rows_with_hits_fit_the_schema_and_are_said_in_the_table() -> None:
+    assumptions = Assumptions(prefix_hit_prefill=0.9, prefix_hit_decode=0.25)
+    rows = ratio_rows(LLAMA_70B, BF16, [512], 16, assumptions)
+    rules = schema()["properties"]
+    Draft202012Validator(rules["ratio"]).validate(json.loads(json.dumps(rows)))
+    Draft202012Validator(rules["assumptions"]).validate(assumptions.as_record(LLAMA_70B))
+    console = Console(width=80, color_system=None)
+    with console.capture() as capture:
+        render_ratio(rows, assumptions.as_record(LLAMA_70B), console)
+    assert "hits of 0.9 at prefill and 0.25 at decode" in " ".join(capture.get().split())
 
 
 def test_rows_fit_the_schema() -> None:

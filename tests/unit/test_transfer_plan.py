@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_files import CASES
 
+from kvxfer import bench
 from kvxfer.cache.plan import TransferPlan, transfer_plan
 from kvxfer.cache.spec import CacheSpec, region_addresses
 from kvxfer.cache.tables import scatter
 from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import DTYPES, resolve_dtype
+from kvxfer.model.layers import FullAttention
 from kvxfer.model.presets import load_model
 from kvxfer.model.shape import ModelShape
-
-CASES = Path(__file__).parents[2].parent / "shared" / "cases" / "geometry-and-ratio.json"
 
 
 def shape(layers: int, kv_heads: int, k: int, v: int) -> ModelShape:
@@ -86,15 +86,14 @@ def test_segments_are_the_layers(spec: CacheSpec, tokens: int, fragmentation: fl
 @pytest.mark.skipif(not CASES.is_file(), reason="the shared cases are not here")
 def test_descriptor_counts_of_the_published_cases() -> None:
     cases = json.loads(CASES.read_text())["descriptors_fully_fragmented"]
-    known = {"llama-3.1-70b": load_model("70b"), "llama-3.3-70b": load_model("70b")}
-    known["qwen3-0.6b"] = ModelShape("qwen3-0.6b", "full_attention", 28, 1024, 16, 8, 128, 128)
     for case in cases:
         regions = 1 if case["regions"] == "vllm>=0.26" else 2
-        spec = CacheSpec(known[case["model"]], resolve_dtype("bf16"), 16, regions)
+        spec = CacheSpec(load_model(case["model"]), resolve_dtype("bf16"), 16, regions)
         blocks = case.get("blocks") or spec.blocks(case["tokens"])
         tables = scatter(blocks, 1, 1, 1.0, 0)
         plan = transfer_plan(tables.prefill[0], tables.decode[0], spec.block_bytes, regions)
         assert plan.descriptors == case["value"], case
+        assert spec.shape.descriptors(16 * blocks, 16, regions) == case["value"], case
 
 
 @pytest.mark.parametrize(
@@ -121,6 +120,38 @@ def test_regions_lie_one_after_another() -> None:
 def test_impossible_specs_are_refused(block_size: int, regions: int) -> None:
     with pytest.raises(UsageError):
         CacheSpec(load_model("8b"), resolve_dtype("bf16"), block_size, regions)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("deepseek-v3", "mla"),
+        ("deepseek-v3.2", "mla indexer"),
+        ("gpt-oss-20b", "sliding window"),
+        ("llama-4-scout", "chunked attention"),
+        ("qwen3-next-80b-a3b", "linear attention"),
+    ],
+)
+def test_what_bench_does_not_move_yet_is_refused_by_name(model: str, says: str) -> None:
+    with pytest.raises(UsageError, match=rf"{model} is not plain full attention \({says}\).*kvxfer model know"):
+        CacheSpec(load_model(model), resolve_dtype("bf16"))
+
+
+@pytest.mark.parametrize("dtype", ["fp8_per_token_head", "fp8_ds_mla", "nvfp4_ds_mla"])
+def test_dtypes_with_scales_are_refused_by_name(dtype: str) -> None:
+    with pytest.raises(UsageError, match=f"{dtype}.*bench does not move it yet"):
+        CacheSpec(load_model("8b"), resolve_dtype(dtype))
+
+
+@pytest.mark.parametrize("argv", [["--model", "deepseek-v3"], ["--dtype", "fp8_per_token_head"]])
+def test_bench_refuses_them_before_it_starts(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(argv) == 2
+    assert "bench does not move it yet" in capsys.readouterr().err
+
+
+def test_plain_models_with_mtp_move() -> None:
+    tiny = ModelShape("tiny", "full_attention", 2, 64, 4, 2, 8, 8, mtp_kinds=(FullAttention(2, 8, 8),))
+    assert len(CacheSpec(tiny.with_mtp(), resolve_dtype("bf16")).block_bytes) == 3
 
 
 def test_a_request_without_tokens_is_refused() -> None:
