@@ -24,7 +24,7 @@ class EventQueue {
   bool push(const Event& event);
   void push_last(const Event& event);
   std::size_t pop(std::span<Event> events, Deadline deadline);
-  // The next pop() takes these first, in this order.
+  // The next pop() takes these first, in this order; what there is no room for is dropped.
   void put_back(std::span<const Event> events);
   // From now on pop() takes what there is and waits no more.
   void stop_waiting();

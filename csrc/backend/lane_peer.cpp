@@ -156,7 +156,9 @@ void LanePeer::require_alive() const {
 }
 
 void LanePeer::emit(EventKind kind, std::uint64_t tag, Nanoseconds at) {
-  if (!events_.push({tag, kind, id_, at})) fail("events pile up: the application does not poll them");
+  if (events_.push({tag, kind, id_, at})) return;
+  flooded_ = true;
+  fail("events pile up: the application does not poll them");
 }
 
 void LanePeer::emit_error(std::uint64_t tag) { events_.push_last({tag, EventKind::error, id_, now_ns()}); }
@@ -321,7 +323,7 @@ void LanePeer::compare_prepared(std::uint32_t id, const PlanArrays& arrays,
 // --- notices ---------------------------------------------------------------------------------------------------------
 
 void LanePeer::read_notices() {
-  for (;;) {
+  while (!flooded_) {  // what the socket still holds would go on to fill the queue
     Notice notice;
     if (const int code = receive_all(lanes_[0].fd(), &notice, sizeof notice)) {
       fail(closed_or(code));

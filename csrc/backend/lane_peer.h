@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sys/uio.h>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -157,6 +158,7 @@ class LanePeer : public Peer {
   std::uint64_t prepared_early_ = 0;                                       // descriptors in there
   std::uint32_t next_of_peer_ = 0;       // the number of the plan that it prepares next; notice thread only
   std::vector<std::uint32_t> segments_;  // of the notice being read; notice thread only
+  std::atomic<bool> flooded_ = false;    // there was no room for an event
   std::mutex close_mutex_;               // of threads_, which grow only in start()
   std::vector<std::thread> threads_;
 };

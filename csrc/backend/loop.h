@@ -2,8 +2,8 @@
 //
 // A request has a leg for each peer that carries a part of it (one, or one per pair of tensor-parallel ranks); the legs
 // move at the same time and the last one counts. Both sides run the loop with the same numbers. Before a request is
-// armed or posted, the prefill side stamps its epoch into every piece; after it is confirmed, the decode side checks the
-// epochs and releases the request, and the prefill side takes them out again. None of this is in the timed part.
+// armed or posted, the prefill side stamps its epoch into every piece; after it is confirmed, the decode side checks
+// the epochs and releases the request, and the prefill side takes them out again. None of this is in the timed part.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 // What the regions of the prefill side hold, so that every byte tells where it belongs.
 //
-// Word w (64 bits, little-endian) of page p (4 KiB) in region r is  base(seed, r, p) + w * step.  The base is a hash, so
-// no two pages share words at the same place, and within a page every word differs: a flipped bit, a piece in the wrong
-// place, two exchanged pieces and a shifted token are all seen, wherever pieces begin and end. While a request is being
-// moved, the first word of each of its pieces carries the request's epoch on top.
+// Word w (64 bits, little-endian) of page p (4 KiB) in region r is  base(seed, r, p) + w * step.  The base is a hash,
+// so no two pages share words at the same place, and within a page every word differs: a flipped bit, a piece in the
+// wrong place, two exchanged pieces and a shifted token are all seen, wherever pieces begin and end. While a request is
+// being moved, the first word of each of its pieces carries the request's epoch on top.
 #pragma once
 
 #include <cstddef>

@@ -90,7 +90,8 @@ Leg make_leg(std::shared_ptr<Peer> peer, std::shared_ptr<Plan> plan, const Array
   const std::size_t n = lengths.size();
   if (own_regions.size() != n || own_offsets.size() != n || source_regions.size() != n || source_offsets.size() != n)
     throw Error(Fault::usage, "the arrays of a leg differ in length");
-  return {std::move(peer), std::move(plan),
+  return {std::move(peer),
+          std::move(plan),
           {copied(own_regions), copied(own_offsets), copied(source_regions), copied(source_offsets), copied(lengths)}};
 }
 
@@ -148,8 +149,9 @@ void bind_memory(nb::module_& m) {
       .def_ro("wrong_words", &Verification::wrong_words)
       .def_ro("piece", &Verification::piece)
       .def_ro("word", &Verification::word);
-  m.def("fill", [](const Regions& regions, std::uint64_t seed) { fill(regions, seed); }, "regions"_a, "seed"_a,
-        Unlocked());
+  m.def(
+      "fill", [](const Regions& regions, std::uint64_t seed) { fill(regions, seed); }, "regions"_a, "seed"_a,
+      Unlocked());
   m.def(
       "poison",
       [](std::uint64_t address, std::uint64_t bytes) { poison(reinterpret_cast<std::byte*>(address), bytes); },
@@ -281,9 +283,8 @@ void bind_loop(nb::module_& m) {
             new (self) Leg(make_leg(std::move(peer), std::move(plan), own_regions, own_offsets, source_regions,
                                     source_offsets, lengths));
           },
-          "peer"_a, "plan"_a, "own_regions"_a.noconvert(), "own_offsets"_a.noconvert(),
-          "source_regions"_a.noconvert(), "source_offsets"_a.noconvert(), "lengths"_a.noconvert(),
-          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
+          "peer"_a, "plan"_a, "own_regions"_a.noconvert(), "own_offsets"_a.noconvert(), "source_regions"_a.noconvert(),
+          "source_offsets"_a.noconvert(), "lengths"_a.noconvert(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
   nb::class_<LoopRequest>(m, "LoopRequest")
       .def(
           "__init__", [](LoopRequest* self, std::vector<Leg> legs) { new (self) LoopRequest{std::move(legs)}; },

@@ -45,6 +45,31 @@ TEST(event_queue, refuses_when_full_but_tells_the_last_events) {
   for (std::size_t i = 0; i < 4; ++i) CHECK_EQ(taken[i].tag, tags[i]);
 }
 
+TEST(event_queue, gives_what_was_put_back_first) {
+  EventQueue queue(4);
+  std::array<Event, 8> taken;
+  const std::array<Event, 2> back{event(7), event(8)};
+  for (std::uint64_t round = 0; round < 10; ++round) {
+    CHECK(queue.push(event(1)));
+    queue.put_back(back);
+    queue.put_back({});
+    CHECK(queue.push(event(2)));
+    CHECK_EQ(queue.pop(taken, Deadline::after(0)), 4U);
+    const std::array<std::uint64_t, 4> tags{7, 8, 1, 2};
+    for (std::size_t i = 0; i < 4; ++i) CHECK_EQ(taken[i].tag, tags[i]);
+    CHECK(queue.push(event(3)));  // so that the next round begins elsewhere in the ring
+    queue.pop(taken, Deadline::after(0));
+  }
+  const int fd = queue.descriptor();
+  queue.put_back(back);
+  CHECK(readable(fd));
+  CHECK(queue.push(event(1)) && queue.push(event(2)));
+  queue.put_back(back);  // no room: nothing that waits is lost
+  CHECK_EQ(queue.pop(taken, Deadline::after(0)), 4U);
+  CHECK_EQ(taken[3].tag, 2U);
+  CHECK(!readable(fd));
+}
+
 TEST(event_queue, waits_for_the_first_and_no_longer_than_the_deadline) {
   EventQueue queue(4);
   std::array<Event, 4> taken;

@@ -1,6 +1,9 @@
 #include "backend/loop.h"
 
-#include <numeric>
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <mutex>
 
 #include "tests/allocations.h"
 #include "tests/pair.h"
@@ -8,66 +11,167 @@
 namespace kvxfer::test {
 namespace {
 
-constexpr std::uint64_t block_bytes = 2048;
-constexpr std::uint32_t blocks = 64;
 constexpr std::uint64_t seed = 11;
+constexpr std::uint64_t piece_bytes = 2041;  // pieces begin and end anywhere in a word
+constexpr std::uint64_t pieces_per_leg = 4;
 
-// A pair with pools of one region, and a rotation of requests of 4 blocks each that share none. `a` is the prefill
-// side.
-struct Rotation {
-  Pair pair;
-  PoolView prefill{{{pair.a.region.address, block_bytes}}, blocks};
-  PoolView decode{{{pair.b.region.address, block_bytes}}, blocks};
-  std::vector<LoopRequest> prefill_requests, decode_requests;
+Side other(Side side) { return side == Side::prefill ? Side::decode : Side::prefill; }
 
-  explicit Rotation(std::uint32_t slots, const std::string& backend = "tcp") : pair(block_bytes * blocks, {}, backend) {
-    fill(prefill, seed);
-    for (std::uint32_t slot = 0; slot < slots; ++slot) {
-      std::vector<std::uint32_t> from(4), to(4);
-      for (std::uint32_t i = 0; i < 4; ++i) {
-        from[i] = slot * 4 + i;
-        to[i] = blocks - 1 - (i * slots + slot);
-      }
-      Pieces pieces;
-      for (std::size_t i = 0; i < 4; ++i) pieces.add(from[i] * block_bytes, to[i] * block_bytes, block_bytes);
-      const auto plans = pair.prepare(pieces);
-      prefill_requests.push_back({plans.first, from, to});
-      decode_requests.push_back({plans.second, from, to});
-    }
-  }
+// A context, its one region, and what it runs the loop with.
+struct Node {
+  std::unique_ptr<Context> context;
+  std::vector<std::shared_ptr<Peer>> peers;
+  Region region;
+  Regions regions;
+  std::vector<LoopRequest> requests;
+  LoopResult result;
+  std::exception_ptr failed;
 
-  struct Results {
-    LoopResult prefill, decode;
-  };
-  Results run(LoopSettings set) {
+  void run(Side side, LoopSettings set) {
+    set.side = side;
     set.seed = seed;
     if (set.stall_ns == 0) set.stall_ns = 20 * second;
-    Results results;
-    const auto side = [&set](Side which) {
-      LoopSettings mine = set;
-      mine.side = which;
-      return mine;
-    };
-    together(
-        [&] {
-          results.prefill = run_loop(*pair.a.context, *pair.a.peer, prefill_requests, prefill, side(Side::prefill));
-        },
-        [&] { results.decode = run_loop(*pair.b.context, *pair.b.peer, decode_requests, decode, side(Side::decode)); });
-    return results;
+    failed = nullptr;
+    try {
+      result = run_loop(*context, requests, regions, set);
+    } catch (...) {
+      failed = std::current_exception();
+    }
+  }
+  void require_well() const {
+    if (failed) std::rethrow_exception(failed);
+  }
+  // Words that are wrong in what this side has of a request.
+  std::uint64_t wrong_words(std::size_t request, std::uint64_t epoch) const {
+    std::uint64_t wrong = 0;
+    for (const Leg& leg : requests[request].legs) wrong += verify(regions, leg.pieces, seed, epoch, 1).wrong_words;
+    return wrong;
   }
 };
 
-void check_samples(const Rotation::Results& results, Op op, std::size_t count) {
-  const LoopResult& initiator = op == Op::push ? results.prefill : results.decode;
-  const LoopResult& passive = op == Op::push ? results.decode : results.prefill;
-  CHECK_EQ(initiator.transfer_ns.size(), count);
-  CHECK_EQ(initiator.post_ns.size(), count);
-  CHECK_EQ(passive.transfer_ns.size(), 0U);
-  CHECK_EQ(results.prefill.handover_ns.size(), count);
-  CHECK_EQ(results.decode.handover_ns.size(), 0U);
-  for (const Nanoseconds ns : initiator.transfer_ns) CHECK(ns > 0);
-  for (const Nanoseconds ns : results.prefill.handover_ns) CHECK(ns > 0);
-  CHECK(initiator.wall_ns > 0 && passive.wall_ns > 0);
+// A hub on one side, and leaves on the other with a leg of every request each. The slots of the rotation share no
+// memory. Regions are numbered as prefill counts its own, and decode its own: a node has one of them.
+struct Rotation {
+  Side hub_side;
+  Node hub;
+  std::vector<Node> leaves;
+
+  explicit Rotation(std::uint32_t slots, const std::string& backend = "tcp", std::size_t leaf_count = 1,
+                    Side side_of_hub = Side::prefill)
+      : hub_side(side_of_hub), leaves(leaf_count) {
+    const std::uint64_t leaf_pieces = slots * pieces_per_leg;
+    open(hub, backend, leaf_pieces * leaf_count * piece_bytes, 0, 1);
+    const std::string endpoint = hub.context->listen("127.0.0.1", 0);
+    for (std::uint32_t l = 0; l < leaf_count; ++l) {
+      Node& leaf = leaves[l];
+      open(leaf, backend, leaf_pieces * piece_bytes, l, leaf_count);
+      together([&] { leaf.peers.push_back(leaf.context->connect(endpoint, soon())); },
+               [&] { hub.peers.push_back(hub.context->accept(soon())); });
+      leaf.peers[0]->import_keys(hub.context->export_keys({&hub.region, 1}));
+      hub.peers[l]->import_keys(leaf.context->export_keys({&leaf.region, 1}));
+    }
+    for (std::uint32_t slot = 0; slot < slots; ++slot) {
+      hub.requests.emplace_back();
+      for (std::uint32_t l = 0; l < leaf_count; ++l) {
+        leaves[l].requests.emplace_back();
+        add_leg(slot, l, slots);
+      }
+    }
+    if (hub_side == Side::prefill)
+      fill(hub.regions, seed);
+    else
+      for (const Node& leaf : leaves) fill(leaf.regions, seed);
+    for (const Node* node : nodes(Side::decode)) poison(node->region.address, node->region.bytes);
+  }
+
+  std::vector<const Node*> nodes(Side side) const {
+    if (side == hub_side) return {&hub};
+    std::vector<const Node*> all;
+    for (const Node& leaf : leaves) all.push_back(&leaf);
+    return all;
+  }
+
+  // All nodes at once.
+  void start_and_wait(const LoopSettings& set) {
+    std::vector<std::jthread> threads;
+    for (Node& leaf : leaves) threads.emplace_back([&] { leaf.run(other(hub_side), set); });
+    hub.run(hub_side, set);
+  }
+  void run(const LoopSettings& set) {
+    start_and_wait(set);
+    hub.require_well();
+    for (const Node& leaf : leaves) leaf.require_well();
+  }
+  std::uint64_t wrong_epochs() const {
+    std::uint64_t wrong = 0;
+    for (const Side side : {Side::prefill, Side::decode})
+      for (const Node* node : nodes(side)) wrong += node->result.wrong_epochs;
+    return wrong;
+  }
+  // Decode has the request of that epoch; prefill has no epoch left anywhere.
+  void check_data(std::uint64_t epoch) const {
+    for (const Node* node : nodes(Side::decode)) CHECK_EQ(node->wrong_words(epoch % hub.requests.size(), epoch), 0U);
+    for (const Node* node : nodes(Side::prefill))
+      for (std::size_t slot = 0; slot < hub.requests.size(); ++slot) CHECK_EQ(node->wrong_words(slot, 0), 0U);
+  }
+
+ private:
+  static void open(Node& node, const std::string& backend, std::uint64_t bytes, std::uint32_t number,
+                   std::size_t regions) {
+    node.context = find_backend(backend).open(token, {});
+    node.region = node.context->allocate(bytes, MemoryKind::host, -1);
+    node.regions.resize(regions);
+    node.regions[number] = {node.region.address, bytes};
+  }
+
+  void add_leg(std::uint32_t slot, std::uint32_t l, std::uint32_t slots) {
+    const std::uint64_t leaf_pieces = slots * pieces_per_leg;
+    PlanPieces of_leaf;
+    Pieces at_hub, at_leaf;
+    for (std::uint64_t i = 0; i < pieces_per_leg; ++i) {
+      const std::uint64_t here = (l * leaf_pieces + slot * pieces_per_leg + i) * piece_bytes;
+      const std::uint64_t there = (leaf_pieces - 1 - (i * slots + slot)) * piece_bytes;
+      of_leaf.add(there, here, piece_bytes);
+      const bool hub_is_source = hub_side == Side::prefill;
+      for (Pieces* pieces : {&at_hub, &at_leaf}) {
+        pieces->own_regions.push_back(pieces == &at_hub ? 0 : l);
+        pieces->own_offsets.push_back(pieces == &at_hub ? here : there);
+        pieces->source_regions.push_back(hub_is_source ? 0 : l);
+        pieces->source_offsets.push_back(hub_is_source ? here : there);
+        pieces->lengths.push_back(piece_bytes);
+      }
+    }
+    Node& leaf = leaves[l];
+    std::shared_ptr<Plan> hub_plan, leaf_plan;
+    together([&] { hub_plan = prepare(hub, l, of_leaf.mirrored()); }, [&] { leaf_plan = prepare(leaf, 0, of_leaf); });
+    hub.requests[slot].legs.push_back({hub.peers[l], hub_plan, at_hub});
+    leaf.requests[slot].legs.push_back({leaf.peers[0], leaf_plan, at_leaf});
+  }
+
+  static std::shared_ptr<Plan> prepare(Node& node, std::size_t peer, const PlanPieces& pieces) {
+    const std::vector<std::uint32_t> zeros(pieces.lengths.size(), 0);
+    return node.context->prepare(*node.peers[peer],
+                                 {zeros, pieces.local, zeros, pieces.remote, pieces.lengths, pieces.segments}, soon());
+  }
+};
+
+void check_samples(const Rotation& rotation, Op op, std::size_t count) {
+  for (const Side side : {Side::prefill, Side::decode})
+    for (const Node* node : rotation.nodes(side)) {
+      const LoopResult& result = node->result;
+      const bool initiator = (op == Op::push) == (side == Side::prefill);
+      CHECK_EQ(result.transfer_ns.size(), initiator ? count : 0);
+      CHECK_EQ(result.post_ns.size(), initiator ? count : 0);
+      CHECK_EQ(result.handover_ns.size(), side == Side::prefill ? count : 0);
+      for (const auto* samples : {&result.transfer_ns, &result.handover_ns})
+        for (const Nanoseconds ns : *samples) CHECK(ns > 0);
+      for (std::size_t i = 0; i < result.post_ns.size(); ++i)
+        CHECK(result.post_ns[i] > 0 && result.post_ns[i] < result.wall_ns);
+      for (const Nanoseconds ns : result.transfer_ns) CHECK(ns <= result.wall_ns);
+      CHECK(result.wall_ns > 0);
+      CHECK(result.checking_cpu_ns > 0);
+      CHECK(result.checking_cpu_ns < 30 * second);
+    }
 }
 
 TEST(loop, push_and_pull_with_one_and_eight_in_flight) {
@@ -75,103 +179,381 @@ TEST(loop, push_and_pull_with_one_and_eight_in_flight) {
   std::uint64_t epoch = 1;
   for (const Op op : {Op::push, Op::pull})
     for (const std::uint32_t inflight : {1U, 8U}) {
-      const auto results = rotation.run({.op = op, .first_epoch = epoch, .count = 100, .inflight = inflight});
-      check_samples(results, op, 100);
-      CHECK_EQ(results.decode.wrong_epochs, 0U);
+      rotation.run({.op = op, .first_epoch = epoch, .count = 100, .inflight = inflight});
+      check_samples(rotation, op, 100);
+      CHECK_EQ(rotation.wrong_epochs(), 0U);
       epoch += 100;
-      const LoopRequest& last = rotation.decode_requests[(epoch - 1) % 8];
-      CHECK_EQ(verify(rotation.decode, last.decode_table, last.prefill_table, seed, epoch - 1, 1).wrong_words, 0U);
+      rotation.check_data(epoch - 1);
+    }
+}
+
+TEST(loop, several_legs_from_and_to_either_side) {
+  for (const std::size_t leaf_count : {2U, 4U})
+    for (const Side hub_side : {Side::prefill, Side::decode}) {
+      Rotation rotation(8, "tcp", leaf_count, hub_side);
+      std::uint64_t epoch = 1;
+      for (const Op op : {Op::push, Op::pull})
+        for (const std::uint32_t inflight : {1U, 8U}) {
+          rotation.run({.op = op, .first_epoch = epoch, .count = 50, .inflight = inflight});
+          check_samples(rotation, op, 50);
+          CHECK_EQ(rotation.wrong_epochs(), 0U);
+          epoch += 50;
+          rotation.check_data(epoch - 1);
+        }
     }
 }
 
 // One side enters the next loop while the other has not left this one.
 TEST(loop, loops_that_follow_each_other_closely_do_not_mix) {
   Rotation rotation(4);
-  for (std::uint64_t epoch = 1; epoch < 400; epoch += 2)
-    CHECK_EQ(rotation.run({.first_epoch = epoch, .count = 2, .inflight = 2}).decode.wrong_epochs, 0U);
-  const auto many = [](Context& context, Peer& peer, std::vector<LoopRequest>& requests, PoolView& pool, Side side) {
-    for (std::uint64_t epoch = 1000; epoch < 1400; epoch += 2)
-      run_loop(context, peer, requests, pool,
-               {.side = side, .first_epoch = epoch, .count = 2, .inflight = 2, .seed = seed, .stall_ns = 20 * second});
+  for (std::uint64_t epoch = 1; epoch < 400; epoch += 2) {
+    rotation.run({.first_epoch = epoch, .count = 2, .inflight = 2});
+    CHECK_EQ(rotation.wrong_epochs(), 0U);
+  }
+  const auto many = [](Node& node, Side side) {
+    for (std::uint64_t epoch = 1000; epoch < 1400; epoch += 2) {
+      node.run(side, {.first_epoch = epoch, .count = 2, .inflight = 2});
+      node.require_well();
+    }
   };
-  together(
-      [&] {
-        many(*rotation.pair.a.context, *rotation.pair.a.peer, rotation.prefill_requests, rotation.prefill,
-             Side::prefill);
-      },
-      [&] {
-        many(*rotation.pair.b.context, *rotation.pair.b.peer, rotation.decode_requests, rotation.decode, Side::decode);
-      });
+  together([&] { many(rotation.hub, Side::prefill); }, [&] { many(rotation.leaves[0], Side::decode); });
+}
+
+// A peer that is done with its legs may be a loop ahead of the others.
+TEST(loop, loops_of_several_peers_that_follow_each_other_closely_do_not_mix) {
+  for (const Side hub_side : {Side::prefill, Side::decode}) {
+    Rotation rotation(4, "tcp", 4, hub_side);
+    std::atomic<std::uint64_t> wrong{0};
+    std::exception_ptr failed;
+    std::mutex mutex;
+    const auto many = [&](Node& node, Side side) {
+      std::uint64_t epoch = 1;
+      for (int round = 0; round < 100 && !node.failed; ++round) {
+        const Op op = round % 3 == 2 ? Op::pull : Op::push;
+        const std::uint32_t count = 1 + static_cast<std::uint32_t>(round) % 4;
+        node.run(side, {.op = op, .first_epoch = epoch, .count = count, .inflight = count});
+        epoch += count;
+        wrong += node.result.wrong_epochs;
+      }
+      if (!node.failed) return;
+      node.context->close();  // so that the others need not wait for their stall time
+      const std::lock_guard lock(mutex);
+      if (!failed) failed = node.failed;
+    };
+    {
+      std::vector<std::jthread> threads;
+      for (Node& leaf : rotation.leaves) threads.emplace_back([&] { many(leaf, other(hub_side)); });
+      many(rotation.hub, hub_side);
+    }
+    if (failed) std::rethrow_exception(failed);
+    CHECK_EQ(wrong.load(), 0U);
+  }
 }
 
 TEST(loop, epochs_of_a_backend_that_moves_nothing_are_wrong) {
-  Rotation rotation(2, "null");
-  CHECK_EQ(rotation.run({.first_epoch = 1, .count = 10}).decode.wrong_epochs, 40U);
-  CHECK_EQ(rotation.run({.first_epoch = 11, .count = 10, .check = false}).decode.wrong_epochs, 0U);
+  for (const std::size_t leaf_count : {1U, 3U}) {
+    Rotation rotation(2, "null", leaf_count);
+    rotation.run({.first_epoch = 1, .count = 10});
+    CHECK_EQ(rotation.wrong_epochs(), 40U * leaf_count);
+    rotation.run({.first_epoch = 11, .count = 10, .check = false});
+    CHECK_EQ(rotation.wrong_epochs(), 0U);
+    CHECK_EQ(rotation.hub.result.checking_cpu_ns, 0);
+  }
 }
 
-TEST(loop, a_plan_that_swaps_two_blocks_has_wrong_epochs) {
-  Rotation rotation(1);
-  std::swap(rotation.decode_requests[0].decode_table[0], rotation.decode_requests[0].decode_table[1]);
-  CHECK_EQ(rotation.run({.first_epoch = 1, .count = 5}).decode.wrong_epochs, 10U);
+TEST(loop, a_plan_that_swaps_two_pieces_has_wrong_epochs) {
+  for (const std::size_t leaf_count : {1U, 2U}) {
+    Rotation rotation(1, "tcp", leaf_count);
+    auto& offsets = rotation.leaves.back().requests[0].legs[0].pieces.source_offsets;
+    std::swap(offsets[0], offsets[1]);
+    rotation.run({.first_epoch = 1, .count = 5});
+    CHECK_EQ(rotation.wrong_epochs(), 10U);
+    CHECK_EQ(rotation.leaves.back().result.wrong_epochs, 10U);
+  }
+}
+
+TEST(loop, legs_without_pieces_are_not_checked) {
+  Rotation rotation(2, "null", 2);
+  for (Node* node : {&rotation.hub, &rotation.leaves[0], &rotation.leaves[1]})
+    for (LoopRequest& request : node->requests)
+      for (Leg& leg : request.legs) leg.pieces = {};
+  rotation.run({.first_epoch = 1, .count = 10});
+  CHECK_EQ(rotation.wrong_epochs(), 0U);
 }
 
 TEST(loop, wrong_settings_are_refused) {
-  Rotation rotation(2);
-  End& a = rotation.pair.a;
-  const auto run = [&](LoopSettings set) {
-    return run_loop(*a.context, *a.peer, rotation.prefill_requests, rotation.prefill, set);
-  };
+  Rotation rotation(2, "tcp", 2);
+  Node& hub = rotation.hub;
+  const auto run = [&](LoopSettings set) { return run_loop(*hub.context, hub.requests, hub.regions, set); };
   CHECK_THROWS(Fault::usage, "a loop needs", run({.count = 0, .stall_ns = second}));
   CHECK_THROWS(Fault::usage, "a loop needs", run({.inflight = 0, .stall_ns = second}));
   CHECK_THROWS(Fault::usage, "a loop needs", run({.stall_ns = 0}));
   CHECK_THROWS(Fault::usage, "overwrite each other", run({.count = 3, .inflight = 3, .stall_ns = second}));
-  CHECK_THROWS(Fault::usage, "a loop needs", run_loop(*a.context, *a.peer, {}, rotation.prefill, {.stall_ns = second}));
+  CHECK_THROWS(Fault::usage, "a loop needs", run_loop(*hub.context, {}, hub.regions, {.stall_ns = second}));
+
+  const std::vector<LoopRequest> good = hub.requests;
+  const auto run_with = [&](std::vector<Leg> first, std::vector<Leg> second_legs) {
+    hub.requests = {{std::move(first)}, {std::move(second_legs)}};
+    return run({.stall_ns = second});
+  };
+  const auto& legs = good[0].legs;
+  CHECK_THROWS(Fault::usage, "needs a leg", run_with({}, {}));
+  CHECK_THROWS(Fault::usage, "legs of the same peers", run_with(legs, {}));
+  CHECK_THROWS(Fault::usage, "legs of the same peers", run_with({legs[0]}, {legs[1]}));
+  CHECK_THROWS(Fault::usage, "legs of the same peers", run_with({legs[0], legs[1]}, {legs[0], legs[0]}));
+  CHECK_THROWS(Fault::usage, "two legs of one peer", run_with({legs[0], legs[0]}, {legs[0], legs[0]}));
 }
 
 TEST(loop, a_peer_that_stands_still_is_an_error_after_the_stall_time) {
-  Rotation rotation(1);
-  for (const Side side : {Side::prefill, Side::decode}) {
-    const Nanoseconds began = now_ns();
-    CHECK_THROWS(Fault::peer_lost, "nothing moved for 100 ms",
-                 run_loop(*rotation.pair.a.context, *rotation.pair.a.peer, rotation.prefill_requests, rotation.prefill,
-                          {.side = side, .stall_ns = 100'000'000}));
-    CHECK(now_ns() - began >= 100'000'000);
-    CHECK(now_ns() - began < 5 * second);
+  for (const std::size_t leaf_count : {1U, 3U}) {
+    Rotation rotation(1, "tcp", leaf_count);
+    const Node& hub = rotation.hub;
+    for (const Side side : {Side::prefill, Side::decode}) {
+      const Nanoseconds began = now_ns();
+      CHECK_THROWS(Fault::peer_lost, "nothing moved for 100 ms",
+                   run_loop(*hub.context, hub.requests, hub.regions, {.side = side, .stall_ns = 100'000'000}));
+      CHECK(now_ns() - began >= 100'000'000);
+      CHECK(now_ns() - began < 5 * second);
+    }
   }
 }
 
-TEST(loop, a_peer_that_dies_ends_the_loop_of_either_side) {
-  for (const bool prefill_dies : {false, true}) {
-    Rotation rotation(4);
-    const std::jthread dies([&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      (prefill_dies ? rotation.pair.a : rotation.pair.b).context->close();
-    });
-    const Nanoseconds began = now_ns();
-    CHECK_THROWS(Fault::peer_lost, "", rotation.run({.op = Op::push, .count = 10'000'000, .inflight = 4}));
-    CHECK(now_ns() - began < 10 * second);
+// Two of three peers go on, and their loops end when that one does not.
+TEST(loop, one_of_several_peers_that_stands_still_is_an_error) {
+  Rotation rotation(1, "tcp", 3);
+  const LoopSettings set{.count = 3, .stall_ns = 300'000'000};
+  {
+    std::vector<std::jthread> threads;
+    for (const std::size_t l : {0U, 2U}) threads.emplace_back([&, l] { rotation.leaves[l].run(Side::decode, set); });
+    rotation.hub.run(Side::prefill, set);
   }
+  for (const Node* node : {&rotation.hub, &rotation.leaves[0], &rotation.leaves[2]})
+    CHECK_THROWS(Fault::peer_lost, "nothing moved for 300 ms", node->require_well());
+}
+
+TEST(loop, a_peer_that_dies_ends_the_loop_of_either_side) {
+  for (const Op op : {Op::push, Op::pull})
+    for (const bool prefill_dies : {false, true}) {
+      Rotation rotation(4);
+      const std::jthread dies([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        (prefill_dies ? rotation.hub : rotation.leaves[0]).context->close();
+      });
+      const Nanoseconds began = now_ns();
+      rotation.start_and_wait({.op = op, .count = 10'000'000, .inflight = 4});
+      for (const Node* node : {&rotation.hub, &rotation.leaves[0]})
+        CHECK_THROWS(Fault::peer_lost, "", node->require_well());
+      CHECK(now_ns() - began < 10 * second);
+    }
+}
+
+TEST(loop, one_of_several_peers_that_dies_ends_the_loop) {
+  for (const Op op : {Op::push, Op::pull})
+    for (const Side hub_side : {Side::prefill, Side::decode}) {
+      Rotation rotation(4, "tcp", 3, hub_side);
+      const LoopSettings set{.op = op, .count = 10'000'000, .inflight = 4};
+      std::vector<std::jthread> threads;
+      for (Node& leaf : rotation.leaves) threads.emplace_back([&] { leaf.run(other(hub_side), set); });
+      threads.emplace_back([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        rotation.leaves[1].context->close();
+      });
+      const Nanoseconds began = now_ns();
+      rotation.hub.run(hub_side, set);
+      CHECK_THROWS(Fault::peer_lost, "the peer was lost: the peer closed the connection", rotation.hub.require_well());
+      CHECK(now_ns() - began < 5 * second);
+      for (const std::size_t alive : {0U, 2U}) CHECK_EQ(rotation.hub.peers[alive]->lost(), "");
+      rotation.hub.context->close();  // as its process does; the others know nothing of the one that died
+      threads.clear();
+      for (const Node& leaf : rotation.leaves) CHECK_THROWS(Fault::peer_lost, "", leaf.require_well());
+      CHECK(now_ns() - began < 10 * second);
+    }
 }
 
 // What one more request costs: nothing, once every vector has grown.
 TEST(loop, a_request_allocates_nothing) {
-  for (const char* backend : {"tcp", "null"}) {
-    Rotation rotation(8, backend);
-    std::uint64_t epoch = 1;
-    const auto allocations_of = [&](Op op, std::uint32_t count) {
-      const std::uint64_t before = allocations();
-      rotation.run({.op = op, .first_epoch = epoch, .count = count, .inflight = 8});
-      epoch += count;
-      return allocations() - before;
-    };
-    for (const Op op : {Op::push, Op::pull}) {
-      allocations_of(op, 500);
-      const std::uint64_t few = allocations_of(op, 20);
-      const std::uint64_t many = allocations_of(op, 1000);
-      CHECK(many <= few + 4);  // a slot beyond those used so far may be opened for the first time
+  for (const char* backend : {"tcp", "null"})
+    for (const std::size_t leaf_count : {1U, 4U}) {
+      Rotation rotation(8, backend, leaf_count);
+      std::uint64_t epoch = 1;
+      const auto allocations_of = [&](Op op, std::uint32_t count) {
+        const std::uint64_t before = allocations();
+        rotation.run({.op = op, .first_epoch = epoch, .count = count, .inflight = 8});
+        epoch += count;
+        return allocations() - before;
+      };
+      for (const Op op : {Op::push, Op::pull}) {
+        allocations_of(op, 500);
+        const std::uint64_t few = allocations_of(op, 20);
+        const std::uint64_t many = allocations_of(op, 1000);
+        CHECK(many <= few + 4 * leaf_count);  // a slot beyond those used so far may be opened for the first time
+      }
     }
+}
+
+// --- against a context that says what it is told to
+
+struct ScriptPeer final : Peer {
+  std::uint32_t number;
+  std::string why;
+  explicit ScriptPeer(std::uint32_t id) : number(id) {}
+  std::uint32_t id() const override { return number; }
+  void import_keys(const std::string&) override {}
+  std::vector<std::string> describe() const override { return {}; }
+  std::string lost() const override { return why; }
+};
+
+struct ScriptPlan final : Plan {
+  std::uint32_t peer;
+  explicit ScriptPlan(std::uint32_t id) : peer(id) {}
+  std::uint64_t bytes() const override { return 0; }
+  std::uint32_t descriptors() const override { return 0; }
+  std::uint32_t segments() const override { return 0; }
+};
+
+// Notes what the loop does ("post 0 1": peer, tag; "put back ..."), and lets it have one event after another.
+class Script final : public Context {
+ public:
+  std::vector<std::shared_ptr<ScriptPeer>> peers;
+  std::deque<Event> events;
+  std::vector<std::string> log;
+
+  explicit Script(std::uint32_t count) {
+    for (std::uint32_t id = 0; id < count; ++id) peers.push_back(std::make_shared<ScriptPeer>(id));
   }
+  std::vector<LoopRequest> requests(std::size_t slots, std::size_t legs) const {
+    std::vector<LoopRequest> all(slots);
+    for (LoopRequest& request : all)
+      for (std::uint32_t id = 0; id < legs; ++id)
+        request.legs.push_back({peers[id], std::make_shared<ScriptPlan>(id), {}});
+    return all;
+  }
+  void say(EventKind kind, std::uint32_t peer, std::uint64_t tag, Nanoseconds at = 0) {
+    events.push_back({tag, kind, peer, at});
+  }
+  std::string take_log() {
+    std::string text;
+    for (const std::string& line : log) text += line + "; ";
+    log.clear();
+    return text;
+  }
+
+  void arm(Plan& plan, Op, std::span<const std::uint32_t>, std::uint64_t tag) override { note("arm", plan, tag); }
+  void post(Plan& plan, Op, std::span<const std::uint32_t>, std::uint64_t tag, const ReadyFlag*) override {
+    note("post", plan, tag);
+  }
+  void release(Peer& peer, std::uint64_t tag) override { note("release", peer.id(), tag); }
+  std::size_t poll(std::span<Event> into, Deadline) override {
+    if (events.empty()) return 0;
+    into[0] = events.front();
+    events.pop_front();
+    return 1;
+  }
+  void put_back(std::span<const Event> back) override {
+    for (const Event& event : back) note("put back", event.peer, event.tag);
+  }
+
+  const Capabilities& capabilities() const override { return capabilities_; }
+  Region allocate(std::uint64_t, MemoryKind, int) override { return {}; }
+  Region register_memory(std::byte*, std::uint64_t, MemoryKind) override { return {}; }
+  std::string listen(const std::string&, std::uint16_t) override { return {}; }
+  std::shared_ptr<Peer> accept(Deadline) override { return nullptr; }
+  std::shared_ptr<Peer> connect(const std::string&, Deadline) override { return nullptr; }
+  std::string export_keys(std::span<const Region>) override { return {}; }
+  std::shared_ptr<Plan> prepare(Peer&, const PlanArrays&, Deadline) override { return nullptr; }
+  bool cancel(Peer&, std::uint64_t) override { return false; }
+  void progress(Deadline) override {}
+  int event_fd() override { return -1; }
+  std::uint64_t bytes_moved() const override { return 0; }
+  void close() noexcept override {}
+
+ private:
+  void note(const char* what, std::uint32_t peer, std::uint64_t tag) {
+    log.push_back(std::string(what) + " " + std::to_string(peer) + " " + std::to_string(tag));
+  }
+  void note(const char* what, const Plan& plan, std::uint64_t tag) {
+    note(what, dynamic_cast<const ScriptPlan&>(plan).peer, tag);
+  }
+
+  Capabilities capabilities_;
+};
+
+TEST(loop, a_request_is_posted_when_all_legs_are_armed_and_ends_with_the_last) {
+  Script script(3);
+  const Nanoseconds later = now_ns() + 1000 * second;
+  for (const std::uint32_t peer : {2U, 0U, 1U}) script.say(EventKind::armed, peer, 5);
+  script.say(EventKind::confirmed, 1, 5, later + 20 * second);
+  script.say(EventKind::confirmed, 2, 5, later + 30 * second);
+  script.say(EventKind::released, 2, 5);
+  script.say(EventKind::confirmed, 0, 5, later + 10 * second);  // queued last, but not the last to happen
+  for (const std::uint32_t peer : {1U, 0U}) script.say(EventKind::released, peer, 5);
+  const LoopResult result =
+      run_loop(script, script.requests(1, 3), {}, {.side = Side::prefill, .first_epoch = 5, .stall_ns = second});
+  CHECK_EQ(script.take_log(), "post 0 5; post 1 5; post 2 5; ");
+  for (const Nanoseconds ns : {result.transfer_ns[0], result.handover_ns[0], result.wall_ns}) {
+    CHECK(ns > 1020 * second);
+    CHECK(ns <= 1030 * second);
+  }
+  CHECK(script.events.empty());
+}
+
+TEST(loop, decode_releases_a_request_when_all_legs_are_delivered) {
+  Script script(2);
+  script.say(EventKind::delivered, 1, 1);
+  script.say(EventKind::delivered, 1, 2);
+  script.say(EventKind::delivered, 0, 2);
+  script.say(EventKind::delivered, 0, 1);
+  run_loop(script, script.requests(2, 2), {}, {.side = Side::decode, .count = 2, .inflight = 2, .stall_ns = second});
+  CHECK_EQ(script.take_log(),
+           "arm 0 1; arm 1 1; arm 0 2; arm 1 2; release 0 2; release 1 2; release 0 1; release 1 1; ");
+}
+
+TEST(loop, what_peers_say_of_the_next_loop_is_put_back) {
+  Script script(3);
+  script.say(EventKind::armed, 0, 1);
+  script.say(EventKind::armed, 2, 2);  // a peer that is in no leg of this loop
+  script.say(EventKind::armed, 1, 1);
+  for (const std::uint32_t peer : {0U, 1U}) {
+    script.say(EventKind::confirmed, peer, 1, now_ns());
+    script.say(EventKind::released, peer, 1);
+    if (peer == 0)
+      for (const std::uint64_t tag : {2U, 3U}) script.say(EventKind::armed, 0, tag);
+  }
+  script.say(EventKind::armed, 1, 2);  // after the last: not even taken
+  run_loop(script, script.requests(2, 2), {}, {.stall_ns = second});
+  CHECK_EQ(script.take_log(), "post 0 1; post 1 1; put back 2 2; put back 0 2; put back 0 3; ");
+  CHECK_EQ(script.events.size(), 1U);
+}
+
+TEST(loop, nonsense_of_a_peer_ends_the_loop) {
+  const auto run = [](auto say, std::size_t legs = 1) {
+    Script script(2);
+    say(script);
+    return run_loop(script, script.requests(1, legs), {}, {.first_epoch = 7, .count = 2, .stall_ns = second});
+  };
+  for (const EventKind kind : {EventKind::confirmed, EventKind::released})
+    for (const std::uint64_t tag : {0U, 6U, 9U})
+      CHECK_THROWS(Fault::peer_lost, "speaks of request " + std::to_string(tag),
+                   run([&](Script& script) { script.say(kind, 0, tag); }));
+  CHECK_THROWS(Fault::peer_lost, "speaks of request 6",
+               run([](Script& script) { script.say(EventKind::armed, 0, 6); }));
+  CHECK_THROWS(Fault::peer_lost, "arm requests that are not running", run([](Script& script) {
+                 for (std::uint64_t i = 0; i < 10'000; ++i) script.say(EventKind::armed, 0, 100 + i);
+               }));
+  CHECK_THROWS(Fault::peer_lost, "the peer was lost: gone",
+               run(
+                   [](Script& script) {
+                     script.peers[1]->why = "gone";
+                     script.say(EventKind::peer_lost, 1, 0);
+                   },
+                   2));
+  CHECK_THROWS(Fault::peer_lost, "ended before it was delivered",
+               run([](Script& script) { script.say(EventKind::cancelled, 0, 7); }));
+  // Another peer of the context does not matter.
+  CHECK_THROWS(Fault::peer_lost, "nothing moved", run([](Script& script) {
+                 script.peers[1]->why = "gone";
+                 script.say(EventKind::peer_lost, 1, 0);
+               }));
 }
 
 }  // namespace

@@ -65,9 +65,7 @@ struct Sides {
     return verify(decode, pieces, seed, epoch, every);
   }
   // Whether `pieces` are right on the prefill side.
-  bool pristine(const Pieces& pieces) const {
-    return verify(prefill, at_source(pieces), seed, 0, 1).wrong_words == 0;
-  }
+  bool pristine(const Pieces& pieces) const { return verify(prefill, at_source(pieces), seed, 0, 1).wrong_words == 0; }
 };
 
 // Blocks of `bytes` from these to those, in every region.
@@ -151,9 +149,18 @@ TEST(pattern, every_flipped_byte_is_found_and_named) {
   const Sides sides({2 * page, 2 * page});
   Pieces pieces;
   std::uint64_t to = 1;
-  for (const auto& [from, length] :
-       {std::pair{0U, 5U}, {8U, 8U}, {24U, 67U}, {99U, 1U}, {101U, 7U}, {110U, 9U}, {121U, 64U}, {4090U, 3U},
-        {4085U, 20U}, {4048U, 77U}, {4096U - 33, 66U}, {8192U - 19, 19U}})
+  for (const auto& [from, length] : {std::pair{0U, 5U},
+                                     {8U, 8U},
+                                     {24U, 67U},
+                                     {99U, 1U},
+                                     {101U, 7U},
+                                     {110U, 9U},
+                                     {121U, 64U},
+                                     {4090U, 3U},
+                                     {4085U, 20U},
+                                     {4048U, 77U},
+                                     {4096U - 33, 66U},
+                                     {8192U - 19, 19U}})
     for (std::uint32_t region = 0; region < 2; ++region) {
       add(pieces, region, from, 1 - region, to, length);
       to += length + 3;
@@ -265,7 +272,8 @@ TEST(pattern, stamps_of_requests_that_cut_the_same_memory_otherwise_come_out_aga
   const auto any_cut = [&] {
     Pieces cut;
     for (std::uint64_t at = random() % 30; at < 3 * page;) {
-      const std::uint64_t length = std::min<std::uint64_t>(1 + random() % (random() % 4 == 0 ? 6000 : 40), 3 * page - at);
+      const std::uint64_t length =
+          std::min<std::uint64_t>(1 + random() % (random() % 4 == 0 ? 6000 : 40), 3 * page - at);
       add(cut, 0, at, 0, at, length);
       at += length + random() % 3;
     }

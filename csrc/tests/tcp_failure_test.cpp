@@ -55,9 +55,9 @@ void cancel_anywhere(Op op) {
   End& passive = op == Op::push ? pair.b : pair.a;
   const auto& plan = op == Op::push ? plans.first : plans.second;
   std::size_t cancelled = 0;
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < 60 || (cancelled == 0 && round < 1000); ++round) {  // a busy machine is late often
     initiator.context->post(*plan, op, {}, 5, nullptr);
-    std::this_thread::sleep_for(std::chrono::microseconds(100 * round));
+    std::this_thread::sleep_for(std::chrono::microseconds(100 * (round % 60)));
     initiator.context->cancel(*initiator.peer, 5);
     initiator.context->cancel(*initiator.peer, 5);
     std::vector<Event> mine, theirs;
@@ -133,7 +133,7 @@ TEST(tcp_lost, an_event_queue_that_nobody_empties_loses_the_peer_but_not_the_new
   }
   pair.b.wait(EventKind::peer_lost, 0);
   const std::vector<Event> events = pair.a.drain(50'000'000);
-  CHECK(events.size() > 8000 && events.size() < 10'000);
+  CHECK_EQ(events.size(), 8192U + 2);  // all that there was room for, and the ends of the transfer and of the peer
   CHECK_EQ(count(events, EventKind::error, 77), 1U);
   CHECK_EQ(count(events, EventKind::peer_lost, 0), 1U);
   CHECK(pair.a.peer->lost().find("pile up") != std::string::npos);
