@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvxfer import _native
-from kvxfer.cache.plan import transfer_plan
+from kvxfer.cache.layout import Slice
+from kvxfer.cache.plan import TransferPlan, transfer_plan
 from kvxfer.cache.tables import scatter
 
 MIB = 1 << 20
@@ -21,12 +22,18 @@ def rate(benchmark, size: int) -> None:
         benchmark.extra_info["gbyte_s"] = round(size / benchmark.stats.stats.median / 1e9, 3)
 
 
+def blocks_of(piece: int, regions: int) -> list[Slice]:
+    """Whole blocks of `piece` bytes in so many regions, to the regions of the same number."""
+    return [Slice(r, 0, r, r, piece, piece, 0, 0, piece) for r in range(regions)]
+
+
 @dataclass
 class Moving:
     """A request of `bytes` in scattered pieces, ready to be posted from the prefill side."""
 
     prefill: _native.Context
     decode: _native.Context
+    peer: _native.Peer
     plans: list[_native.Plan]
     bytes: int
     tag: int = 0
@@ -64,23 +71,17 @@ def connected(backend: str, piece: int, total: int, regions: int = 16) -> Moving
         tables = scatter(blocks, 1, 2, 1.0, 0)
         plans = []
         for p, d in zip(tables.prefill, tables.decode, strict=True):
-            ours = both.submit(prepare, prefill, peers[0], p, d, piece, regions, sides[0][0].id)
-            prepare(decode, peers[1], d, p, piece, regions, sides[1][0].id)
+            plan = transfer_plan(blocks_of(piece, regions), [p], [d])
+            ours = both.submit(prepare, prefill, peers[0], plan, sides[0][0].id, True)
+            prepare(decode, peers[1], plan, sides[1][0].id, False)
             plans.append(ours.result())
-    return Moving(prefill, decode, plans, total)
+    return Moving(prefill, decode, peers[0], plans, total)
 
 
 def prepare(
-    context: _native.Context,
-    peer: _native.Peer,
-    local: np.ndarray,
-    remote: np.ndarray,
-    piece: int,
-    regions: int,
-    first: int,
+    context: _native.Context, peer: _native.Peer, plan: TransferPlan, first: int, is_prefill: bool
 ) -> _native.Plan:
-    plan = transfer_plan(local, remote, [piece] * regions, 1)
-    numbers = plan.regions + np.uint32(first)
-    return context.prepare(
-        peer, numbers, plan.local_offsets, numbers, plan.remote_offsets, plan.lengths, plan.segment_starts, WAIT_NS
-    )
+    ours = plan.prefill_regions + np.uint32(first), plan.prefill_offsets
+    theirs = plan.decode_regions + np.uint32(first), plan.decode_offsets
+    local, remote = (ours, theirs) if is_prefill else (theirs, ours)
+    return context.prepare(peer, *local, *remote, plan.lengths, plan.segment_starts, WAIT_NS)

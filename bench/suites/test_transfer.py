@@ -9,7 +9,7 @@ import socket
 import threading
 
 import numpy as np
-from moving import MIB, Moving, rate
+from moving import MIB, Moving, blocks_of, rate
 
 from kvxfer import _native
 from kvxfer.cache.plan import transfer_plan
@@ -54,10 +54,10 @@ def test_memcpy_of_the_same_pieces(benchmark) -> None:
     piece = 64 << 10
     source, target = (_native.Mapping(SIZE) for _ in range(2))
     tables = scatter(SIZE // piece, 1, 1, 1.0, 0)
-    plan = transfer_plan(tables.prefill[0], tables.decode[0], [piece], 1)
+    plan = transfer_plan(blocks_of(piece, 1), [tables.prefill[0]], [tables.decode[0]])
 
     def once() -> None:
-        _native.copy_pieces(target.address, plan.remote_offsets, source.address, plan.local_offsets, plan.lengths)
+        _native.copy_pieces(target.address, plan.decode_offsets, source.address, plan.prefill_offsets, plan.lengths)
 
     benchmark.pedantic(once, rounds=15, warmup_rounds=2)
     rate(benchmark, SIZE)

@@ -51,9 +51,9 @@ class End:
         return self.context.prepare(
             self.peer,
             np.zeros(n, np.uint32),
-            np.array(local, np.uint64) * BLOCK,
+            offsets(local),
             np.zeros(n, np.uint32),
-            np.array(remote, np.uint64) * BLOCK,
+            offsets(remote),
             np.full(n, BLOCK, np.uint64),
             np.arange(n, dtype=np.uint32),
             SOON,
@@ -67,8 +67,26 @@ class End:
                     return event
         raise AssertionError(f"{kind} of {tag} did not come")
 
-    def pool(self) -> native.PoolView:
-        return native.PoolView([(self.region.address, BLOCK)], BLOCKS)
+    def regions(self) -> native.Regions:
+        return native.Regions([(self.region.address, self.region.bytes)])
+
+    def leg(self, plan: native.Plan, own: list[int], source: list[int]) -> native.Leg:
+        """Blocks `own` here are blocks `source` of the prefill side."""
+        zeros, lengths = np.zeros(len(own), np.uint32), np.full(len(own), BLOCK, np.uint64)
+        return native.Leg(self.peer, plan, zeros, offsets(own), zeros, offsets(source), lengths)
+
+    def wrong_words(self, plan: native.Plan, own: list[int], source: list[int]) -> int:
+        return native.verify(self.regions(), self.leg(plan, own, source), 7, 0, 1).wrong_words
+
+    def loop(
+        self, requests: list[native.LoopRequest], side: native.Side, count: int, stall_ns: int = SOON
+    ) -> native.LoopResult:
+        op = native.Op.push
+        return native.run_loop(self.context, requests, self.regions(), side, op, 1, count, 1, True, 7, stall_ns)
+
+
+def offsets(blocks: list[int]) -> npt.NDArray[np.uint64]:
+    return np.array(blocks, np.uint64) * np.uint64(BLOCK)
 
 
 @pytest.fixture
@@ -97,16 +115,12 @@ def u32(*values: int) -> npt.NDArray[np.uint32]:
     return np.array(values, np.uint32)
 
 
-def wrong_words(end: End, own: list[int], source: list[int]) -> int:
-    return native.verify(end.pool(), u32(*own), u32(*source), 7, 0, 1).wrong_words
-
-
 # --- transfers
 
 
 def test_push_and_pull(ends: tuple[End, End], plans: tuple[native.Plan, native.Plan]) -> None:
     a, b = ends
-    native.fill(a.pool(), 7)
+    native.fill(a.regions(), 7)
     assert plans[0].bytes == 3 * BLOCK
     assert (plans[1].descriptors, plans[1].segments) == (3, 3)
 
@@ -117,15 +131,15 @@ def test_push_and_pull(ends: tuple[End, End], plans: tuple[native.Plan, native.P
     a.context.post(plans[0], native.Op.push, [], 1)
     assert 0 < a.wait(native.EventKind.confirmed, 1).time_ns <= time.monotonic_ns()
     b.wait(native.EventKind.delivered, 1)
-    assert wrong_words(b, TO, FROM) == 0
+    assert b.wrong_words(plans[1], TO, FROM) == 0
     b.context.release(b.peer, 1)
     a.wait(native.EventKind.released, 1)
 
     native.poison(b.region.address, b.region.bytes)
     b.context.post(plans[1], native.Op.pull, [2, 0], 1)
     b.wait(native.EventKind.confirmed, 1)
-    assert wrong_words(b, [TO[0], TO[2]], [FROM[0], FROM[2]]) == 0
-    assert wrong_words(b, [TO[1]], [FROM[1]]) == BLOCK // 8
+    assert b.wrong_words(plans[1], [TO[0], TO[2]], [FROM[0], FROM[2]]) == 0
+    assert b.wrong_words(plans[1], [TO[1]], [FROM[1]]) == BLOCK // 8
     assert b.context.bytes_moved == 5 * BLOCK
     assert a.peer.describe() == ["tcp/lo", "tcp/lo"]
 
@@ -182,21 +196,21 @@ def test_event_fd_is_readable_while_events_wait(ends: tuple[End, End], plans: tu
 
 def test_loop(ends: tuple[End, End], plans: tuple[native.Plan, native.Plan]) -> None:
     a, b = ends
-    native.fill(a.pool(), 7)
+    native.fill(a.regions(), 7)
 
-    def side(end: End, plan: native.Plan, which: native.Side) -> native.LoopResult:
-        requests = [native.LoopRequest(plan, u32(*FROM), u32(*TO))]
-        op = native.Op.push
-        return native.run_loop(end.context, end.peer, requests, end.pool(), which, op, 1, 20, 1, True, 7, SOON)
-
+    ours = native.LoopRequest([a.leg(plans[0], FROM, FROM)])
+    theirs = native.LoopRequest([b.leg(plans[1], TO, FROM)])
     prefill, decode = together(
-        lambda: side(a, plans[0], native.Side.prefill), lambda: side(b, plans[1], native.Side.decode)
+        lambda: a.loop([ours], native.Side.prefill, 20), lambda: b.loop([theirs], native.Side.decode, 20)
     )
     for samples in (prefill.transfer_ns, prefill.post_ns, prefill.handover_ns):
         assert (np.frombuffer(samples, np.int64) > 0).sum() == 20
     assert (decode.transfer_ns, decode.post_ns, decode.handover_ns) == (b"", b"", b"")
     assert decode.wrong_epochs == 0
     assert prefill.wall_ns > 0
+    assert 0 < prefill.checking_cpu_ns < prefill.wall_ns
+    assert a.wrong_words(plans[0], FROM, FROM) == 0  # no epoch is left
+    assert native.verify(b.regions(), b.leg(plans[1], TO, FROM), 7, 20, 1).wrong_words == 0
 
 
 # --- mistakes
@@ -231,20 +245,7 @@ def test_a_lost_peer(ends: tuple[End, End], plans: tuple[native.Plan, native.Pla
     with pytest.raises(PeerLostError, match="the peer was lost"):
         a.context.post(plans[0], native.Op.push, [], 5)
     with pytest.raises(PeerLostError):
-        native.run_loop(
-            a.context,
-            a.peer,
-            [native.LoopRequest(plans[0], u32(*FROM), u32(*TO))],
-            a.pool(),
-            native.Side.decode,
-            native.Op.push,
-            1,
-            1,
-            1,
-            True,
-            7,
-            SOON,
-        )
+        a.loop([native.LoopRequest([a.leg(plans[0], FROM, FROM)])], native.Side.decode, 1)
 
 
 def test_wrong_segments_and_tags(ends: tuple[End, End], plans: tuple[native.Plan, native.Plan]) -> None:
@@ -259,7 +260,9 @@ def test_wrong_segments_and_tags(ends: tuple[End, End], plans: tuple[native.Plan
         a.context.post(plans[0], native.Op.pull, [], 2, flag)
 
 
-def test_arrays_of_another_type_or_shape_are_refused(ends: tuple[End, End]) -> None:
+def test_arrays_of_another_type_or_shape_are_refused(
+    ends: tuple[End, End], plans: tuple[native.Plan, native.Plan]
+) -> None:
     a, _ = ends
     good = [np.zeros(2, t) for t in (np.uint32, np.uint64, np.uint32, np.uint64, np.uint64)] + [u32(0)]
     for position, right in enumerate(good):
@@ -274,32 +277,68 @@ def test_arrays_of_another_type_or_shape_are_refused(ends: tuple[End, End]) -> N
             arrays = [*good[:position], bad, *good[position + 1 :]]
             with pytest.raises(TypeError):
                 a.context.prepare(a.peer, *arrays, SECOND)  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        native.verify(a.pool(), np.zeros(1, np.int32), u32(0), 7, 0, 1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        native.verify(a.pool(), None, u32(0), 7, 0, 1)  # type: ignore[arg-type]
+            if position < 5:
+                with pytest.raises(TypeError):
+                    native.Leg(a.peer, plans[0], *arrays[:5])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="differ in length"):
         a.context.prepare(a.peer, good[0], good[1], good[2], good[3], np.zeros(3, np.uint64), u32(0), SECOND)
     with pytest.raises(UsageError, match="outside its local region"):
         a.prepare([BLOCKS], [0])
 
 
-def test_tables_outside_the_pool_are_refused(ends: tuple[End, End], plans: tuple[native.Plan, native.Plan]) -> None:
+def test_pieces_outside_their_region_are_refused(ends: tuple[End, End], plans: tuple[native.Plan, native.Plan]) -> None:
     a, _ = ends
-    with pytest.raises(UsageError, match=f"block {BLOCKS} is outside the pool"):
-        native.verify(a.pool(), u32(BLOCKS), u32(0), 7, 0, 1)
-    with pytest.raises(UsageError, match="different length"):
-        native.verify(a.pool(), u32(0, 1), u32(0), 7, 0, 1)
+    size, top = BLOCK * BLOCKS, 2**64 - 1
+
+    def leg(region: int, offset: int, length: int) -> native.Leg:
+        zeros = np.zeros(2, np.uint64)
+        own = np.array([0, offset], np.uint64)
+        return native.Leg(a.peer, plans[0], u32(0, region), own, u32(0, 0), zeros, np.array([8, length], np.uint64))
+
+    assert native.verify(a.regions(), leg(0, size, 0), 7, 0, 1).bytes_checked == 8
+    for bad in (leg(0, size - 7, 8), leg(0, size, 1), leg(0, top, 8), leg(0, 8, top), leg(0, 0, top), leg(1, 0, 0)):
+        with pytest.raises(UsageError, match="piece 1 lies outside its region"):
+            native.verify(a.regions(), bad, 7, 0, 1)
+        for side in (native.Side.prefill, native.Side.decode):
+            with pytest.raises(UsageError, match="piece 1 lies outside its region"):
+                a.loop([native.LoopRequest([bad])], side, 1)
+    elsewhere = native.Regions([(0, 0), (a.region.address, a.region.bytes)])
+    with pytest.raises(UsageError, match="piece 0 lies outside its region"):  # region 0 has no bytes on this side
+        native.verify(elsewhere, leg(1, 0, 8), 7, 0, 1)
+
+
+def test_legs_that_make_no_request_are_refused(ends: tuple[End, End], plans: tuple[native.Plan, native.Plan]) -> None:
+    a, _ = ends
+    leg = a.leg(plans[0], FROM, FROM)
+    none = np.zeros(0, np.uint64)
+    arrays = [u32(0), offsets([0]), u32(0), offsets([0]), offsets([1])]
+    for position, one in enumerate(arrays):
+        with pytest.raises(UsageError, match="differ in length"):
+            native.Leg(a.peer, plans[0], *arrays[:position], one[:0], *arrays[position + 1 :])  # type: ignore[arg-type]
+    for peer, plan in ((None, plans[0]), (a.peer, None)):
+        with pytest.raises(TypeError):
+            native.Leg(peer, plan, u32(), none, u32(), none, none)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        native.LoopRequest([leg, None])  # type: ignore[list-item]
+    with pytest.raises(TypeError):
+        a.loop([None], native.Side.prefill, 1)  # type: ignore[list-item]
+    with pytest.raises(TypeError):
+        native.fill([(a.region.address, 8)], 7)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="every 0"):
-        native.verify(a.pool(), u32(0), u32(0), 7, 0, 0)
-    with pytest.raises(UsageError, match="differ in length"):
-        native.LoopRequest(plans[0], u32(0), u32(0, 1))
-    request = native.LoopRequest(plans[0], u32(BLOCKS), u32(BLOCKS))
-    for side in (native.Side.prefill, native.Side.decode):
-        with pytest.raises(UsageError, match="outside the pool"):
-            native.run_loop(
-                a.context, a.peer, [request], a.pool(), side, native.Op.push, 1, 1, 1, True, 7, SECOND
-            )  # fmt: skip
+        native.verify(a.regions(), leg, 7, 0, 0)
+    with pytest.raises(UsageError, match="needs a leg"):
+        a.loop([native.LoopRequest([])], native.Side.prefill, 1)
+    with pytest.raises(UsageError, match="two legs of one peer"):
+        a.loop([native.LoopRequest([leg, leg])], native.Side.prefill, 1)
+
+
+def test_a_request_keeps_its_legs(ends: tuple[End, End], plans: tuple[native.Plan, native.Plan]) -> None:
+    a, _ = ends
+    legs = [a.leg(plans[0], FROM, FROM)]
+    request = native.LoopRequest(legs)
+    legs.clear()
+    with pytest.raises(PeerLostError, match="nothing moved"):
+        a.loop([request], native.Side.prefill, 1, SECOND // 20)
 
 
 def test_objects_of_another_context_are_refused(ends: tuple[End, End], plans: tuple[native.Plan, native.Plan]) -> None:
@@ -367,8 +406,11 @@ def objects():
     a.post(la, native.Op.push, [], 1, flag)
     a.post(la, native.Op.push, [], 2)
     b.post(lb, native.Op.pull, [], 3)
-    request = native.LoopRequest(la, zero, zero)
-    return dict(a=a, b=b, ra=ra, rb=rb, memory=memory, pa=pa, pb=pb, la=la, lb=lb, flag=flag, request=request)
+    leg = native.Leg(pa, la, zero, z64, zero, z64, n)
+    request = native.LoopRequest([leg])
+    return dict(
+        a=a, b=b, ra=ra, rb=rb, memory=memory, pa=pa, pb=pb, la=la, lb=lb, flag=flag, leg=leg, request=request
+    )
 
 order = random.Random(5)
 for round in range(40):
