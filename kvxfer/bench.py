@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvxfer import cli
+from kvxfer.cache.layout import Ranks
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.errors import ExitStatus, UsageError
 from kvxfer.model.dtypes import resolve_dtype
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 LARGEST_TOKENS = 100_000_000
 LARGEST_BLOCK = 1 << 20
+LARGEST_RANKS = 64
 
 
 def command(
@@ -38,7 +40,15 @@ def command(
     tokens: Annotated[str, typer.Option(help="prompt lengths")] = "512,2048,8192",
     op: Annotated[str, typer.Option(help="push (prefill writes), pull (decode reads) or both")] = "push",
     block_size: Annotated[str, typer.Option(help="tokens per block; whole blocks move")] = "16",
-    layout: Annotated[str, typer.Option(help="nhd: layer, block, token, head, cell")] = "nhd",
+    layout: Annotated[
+        str, typer.Option(help="of a block: nhd (token, head, cell) or hnd; …-together: all layers in one block")
+    ] = "nhd",
+    tp_prefill: Annotated[
+        str, typer.Option(help="tensor-parallel ranks of prefill; pairs of ranks move at once")
+    ] = "1",
+    tp_decode: Annotated[str, typer.Option(help="tensor-parallel ranks of decode")] = "1",
+    pp_prefill: Annotated[str, typer.Option(help="pipeline stages of prefill: layers split over ranks")] = "1",
+    pp_decode: Annotated[str, typer.Option(help="pipeline stages of decode")] = "1",
     fragmentation: Annotated[
         str, typer.Option(help="0: a request is one run of blocks; 1: no two blocks are adjacent")
     ] = "1",
@@ -74,7 +84,7 @@ def command(
     quiet: Annotated[bool, typer.Option("--quiet", help="print no tables and no progress")] = False,
 ) -> int:
     """Measure what moving a model's KV cache from prefill to decode costs, cold and steady, beside its prefill."""
-    parse_choice(layout, "--layout", ["nhd"])
+    order, _, together = parse_choice(layout, "--layout", ["nhd", "hnd", "nhd-together", "hnd-together"]).partition("-")
     parse_choice(device, "--device", ["cpu"])
     assumptions = Assumptions(
         gpus=parse_int(gpus, "--gpus", high=1_000_000),
@@ -96,6 +106,17 @@ def command(
         "regions": parse_int(regions, "--regions", high=2),
         "inflight": parse_int(inflight, "--inflight", high=256),
         "options": _backend_options(backend_option or []),
+        "order": order,
+        "prefill": Ranks(
+            parse_int(tp_prefill, "--tp-prefill", high=LARGEST_RANKS),
+            parse_int(pp_prefill, "--pp-prefill", high=LARGEST_RANKS),
+            bool(together),
+        ),
+        "decode": Ranks(
+            parse_int(tp_decode, "--tp-decode", high=LARGEST_RANKS),
+            parse_int(pp_decode, "--pp-decode", high=LARGEST_RANKS),
+            bool(together),
+        ),
     }
     effort: dict[str, Any] = {
         "max_seconds": parse_float(max_seconds, "--max-seconds", 0, 86_400, above_low=True),
@@ -126,7 +147,7 @@ def _rows(wanted: dict[str, Any], backends: list[str]) -> list[Row]:
 
     return [
         Row(
-            spec=CacheSpec(wanted["shape"], dtype, wanted["block_size"], wanted["regions"]),
+            spec=CacheSpec(wanted["shape"], dtype, wanted["block_size"], wanted["regions"], wanted["order"]),
             backend=backend,
             op=op,
             tokens=tokens,
@@ -134,6 +155,8 @@ def _rows(wanted: dict[str, Any], backends: list[str]) -> list[Row]:
             seed=wanted["seed"],
             inflight=wanted["inflight"],
             options=wanted["options"] if backend != "null" else {},
+            prefill=wanted["prefill"],
+            decode=wanted["decode"],
         )
         for dtype in wanted["dtypes"]
         for op in wanted["ops"]

@@ -1,27 +1,28 @@
-"""How a cache lies over tensor-parallel ranks, and which slices of its blocks go from which rank to which.
+"""How a cache lies over tensor- and pipeline-parallel ranks, and which slices of its blocks go from rank to rank.
 
-The cache of a layer has parts (K and V together, K and V apart, a latent), each with some heads of so many bytes per
-token. A rank holds heads / TP of them, or one when there are more ranks than heads (then heads are replicated), or
-all of a part that every rank holds whole (a latent). Blocks are NHD [token, head, cell] or HND [head, token, cell].
+The cache of a layer has parts (K and V together, K and V apart, a latent, a state), each with some heads of so many
+bytes per token. A rank holds heads / TP of them, or one when there are more ranks than heads (heads are then
+replicated), or all of a part that every rank holds whole (a latent). Pipeline stages hold consecutive layers. A block
+is NHD [token, head, cell] or HND [head, token, cell].
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvxfer.errors import UsageError
 
-Layout = Literal["nhd", "hnd"]
+Order = Literal["nhd", "hnd"]
 
 
 @dataclass(frozen=True)
 class Part:
-    """What lies in a region of its own: `cell` bytes per head and token, in blocks of `tokens` tokens.
+    """What of a layer is cut by heads as one: `cell` bytes per head and token, in blocks of `tokens` tokens.
 
-    `name` tells the parts of a layer apart (kv, k, v, latent, …). `group` is the block table that its blocks are
-    found by. A replicated part is held whole by every rank.
+    `name` tells the parts of a layer apart (kv, k, v, latent, …). `group` is the block table that its blocks are found
+    by. A replicated part is held whole by every rank.
     """
 
     layer: int
@@ -34,17 +35,52 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Region:
-    """One part on one rank: heads [first_head, first_head + heads), blocks of block_bytes."""
+class Entry:
+    """The heads [first_head, first_head + heads) of a part, `offset` bytes into each block of a region."""
 
     part: Part
-    rank: int
     first_head: int
     heads: int
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a block that are this entry's."""
+        return self.part.tokens * self.heads * self.part.cell
+
+
+@dataclass(frozen=True)
+class Region:
+    """One contiguous piece of a rank's memory: blocks of block_bytes, each with one entry or several after another.
+
+    Ranks count stage after stage; tp_rank is the one within the stage.
+    """
+
+    rank: int
+    tp_rank: int
+    group: int
+    entries: tuple[Entry, ...]
 
     @property
     def block_bytes(self) -> int:
-        return self.part.tokens * self.heads * self.part.cell
+        return sum(entry.bytes for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of one side, and how their memory is cut into regions.
+
+    tp tensor-parallel ranks in each of pp pipeline stages. With `together`, the layers of a stage lie together in the
+    blocks of one region per group; else every part has a region of its own.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    together: bool = False
+
+    @property
+    def count(self) -> int:
+        return self.tp * self.pp
 
 
 @dataclass(frozen=True)
@@ -81,86 +117,128 @@ class RankPair:
     decode_rank: int
     slices: tuple[Slice, ...]
 
-    @property
-    def bytes_per_block(self) -> dict[int, int]:
-        """Bytes that a block of each group moves between the two."""
-        sums: dict[int, int] = {}
-        for one in self.slices:
-            sums[one.group] = sums.get(one.group, 0) + one.length * one.count
-        return sums
+    def bytes(self, blocks: Sequence[int]) -> int:
+        """Bytes of a request with so many blocks in each group."""
+        return sum(one.length * one.count * blocks[one.group] for one in self.slices)
 
 
-def regions(parts: list[Part], tp: int) -> list[Region]:
-    """The regions of a side: rank after rank, part after part. Raises UsageError when heads and ranks do not divide."""
-    return [Region(part, rank, *rank_heads(part, tp, rank)) for rank in range(tp) for part in parts]
+def regions(parts: Sequence[Part], ranks: Ranks) -> list[Region]:
+    """The regions of a side, rank after rank. Raises UsageError when heads or layers do not divide over the ranks."""
+    layers = 1 + max(part.layer for part in parts)
+    if ranks.pp > layers:
+        raise UsageError(f"{ranks.pp} pipeline stages are more than the model's {layers} layers")
+    found = []
+    for stage in range(ranks.pp):
+        here = [part for part in parts if part.layer * ranks.pp // layers == stage]
+        for tp_rank in range(ranks.tp):
+            for group, together in _cut(here, ranks.together):
+                entries = _entries(together, ranks.tp, tp_rank)
+                found.append(Region(stage * ranks.tp + tp_rank, tp_rank, group, entries))
+    return found
 
 
-def rank_heads(part: Part, tp: int, rank: int) -> tuple[int, int]:
-    """(first head, heads) of a part on a rank."""
+def _cut(parts: list[Part], together: bool) -> list[tuple[int, list[Part]]]:
+    """The parts that share a region, with their group."""
+    if not together:
+        return [(part.group, [part]) for part in parts]
+    groups: dict[int, list[Part]] = {}
+    for part in parts:
+        groups.setdefault(part.group, []).append(part)
+    return list(groups.items())
+
+
+def _entries(parts: list[Part], tp: int, tp_rank: int) -> tuple[Entry, ...]:
+    entries: list[Entry] = []
+    offset = 0
+    for part in parts:
+        entries.append(Entry(part, *rank_heads(part, tp, tp_rank), offset))
+        offset += entries[-1].bytes
+    return tuple(entries)
+
+
+def rank_heads(part: Part, tp: int, tp_rank: int) -> tuple[int, int]:
+    """(first head, heads) of a part on a tensor-parallel rank."""
     if part.replicated:
         return 0, part.heads
     if part.heads % tp == 0:
         heads = part.heads // tp
-        return rank * heads, heads
-    if tp % part.heads == 0:
-        return rank // (tp // part.heads), 1
+        return tp_rank * heads, heads
+    if tp % part.heads == 0 and part.name != "state":
+        return tp_rank // (tp // part.heads), 1
+    what = "the state" if part.name == "state" else f"{part.heads} KV heads"
     raise UsageError(
-        f"tensor parallelism of {tp} does not fit {part.heads} KV heads: one must divide the other "
-        f"(layer {part.layer}); choose another --tp-prefill or --tp-decode"
+        f"tensor parallelism of {tp} does not fit {what} of layer {part.layer}: one must divide the other; choose "
+        "another --tp-prefill or --tp-decode"
     )
 
 
-def rank_pairs(prefill: list[Region], decode: list[Region], layout: Layout) -> list[RankPair]:
+def rank_pairs(prefill: Sequence[Region], decode: Sequence[Region], order: Order) -> list[RankPair]:
     """Who sends what to whom, so that every decode rank gets each of its heads once.
 
     Where several prefill ranks hold a head, the decode ranks that want it are spread over them.
     """
     collected: dict[tuple[int, int], list[Slice]] = {}
-    sources = _holders(prefill)
-    for number, region in enumerate(decode):
-        for source, first, heads in _shares(region, sources[region.part]):
-            pair = (prefill[source].rank, region.rank)
-            moved = _slice(source, number, prefill[source], region, first, heads, layout)
-            collected.setdefault(pair, []).append(moved)
-    return [RankPair(p, d, tuple(slices)) for (p, d), slices in sorted(collected.items())]
-
-
-def _holders(prefill: list[Region]) -> dict[Part, list[tuple[int, Region]]]:
-    """The regions of each part, with their numbers."""
-    holders: dict[Part, list[tuple[int, Region]]] = {}
+    holders: dict[Part, list[tuple[int, Entry]]] = {}
     for number, region in enumerate(prefill):
-        holders.setdefault(region.part, []).append((number, region))
-    return holders
+        for entry in region.entries:
+            holders.setdefault(entry.part, []).append((number, entry))
+    for number, region in enumerate(decode):
+        for entry in region.entries:
+            for source, having, first, heads in _shares(entry, region.tp_rank, holders[entry.part]):
+                moved = _slice((source, prefill[source], having), (number, region, entry), first, heads, order)
+                collected.setdefault((prefill[source].rank, region.rank), []).append(moved)
+    return [RankPair(p, d, tuple(_joined(slices))) for (p, d), slices in sorted(collected.items())]
 
 
-def _shares(wanted: Region, holders: list[tuple[int, Region]]) -> Iterator[tuple[int, int, int]]:
-    """(prefill region, first head, heads) that together are the heads of `wanted`, each once."""
+def _shares(wanted: Entry, rank: int, holders: list[tuple[int, Entry]]) -> Iterator[tuple[int, Entry, int, int]]:
+    """(prefill region, its entry, first head, heads) that together are the heads of `wanted`, each once."""
     head, end = wanted.first_head, wanted.first_head + wanted.heads
     while head < end:
-        having = [(n, r) for n, r in holders if r.first_head <= head < r.first_head + r.heads]
-        number, source = having[wanted.rank % len(having)]
-        stop = min(end, source.first_head + source.heads)
-        yield number, head, stop - head
+        having = [(n, entry) for n, entry in holders if entry.first_head <= head < entry.first_head + entry.heads]
+        number, entry = having[rank % len(having)]
+        stop = min(end, entry.first_head + entry.heads)
+        yield number, entry, head, stop - head
         head = stop
 
 
-def _slice(source: int, target: int, prefill: Region, decode: Region, first: int, heads: int, layout: Layout) -> Slice:
+def _slice(
+    source: tuple[int, Region, Entry], target: tuple[int, Region, Entry], first: int, heads: int, order: Order
+) -> Slice:
     """Heads [first, first + heads) of a block: one piece where they are contiguous, else one per token."""
-    part = prefill.part
-    row = part.cell if layout == "nhd" else part.cell * part.tokens  # bytes from one head to the next
-    all_of_both = heads == prefill.heads == decode.heads
-    by_token = layout == "nhd" and not all_of_both
+    (p, prefill, having), (d, decode, wanted) = source, target
+    part = wanted.part
+    row = part.cell if order == "nhd" else part.cell * part.tokens  # bytes from one head to the next
+    all_of_both = heads == having.heads == wanted.heads
+    by_token = order == "nhd" and not all_of_both and part.tokens > 1
     return Slice(
         layer=part.layer,
         group=part.group,
-        prefill_region=source,
-        decode_region=target,
+        prefill_region=p,
+        decode_region=d,
         prefill_block=prefill.block_bytes,
         decode_block=decode.block_bytes,
-        prefill_offset=(first - prefill.first_head) * row,
-        decode_offset=(first - decode.first_head) * row,
+        prefill_offset=having.offset + (first - having.first_head) * row,
+        decode_offset=wanted.offset + (first - wanted.first_head) * row,
         length=heads * part.cell * (1 if by_token else part.tokens),
         count=part.tokens if by_token else 1,
-        prefill_stride=prefill.heads * part.cell if by_token else 0,
-        decode_stride=decode.heads * part.cell if by_token else 0,
+        prefill_stride=having.heads * part.cell if by_token else 0,
+        decode_stride=wanted.heads * part.cell if by_token else 0,
     )
+
+
+def _joined(slices: list[Slice]) -> Iterator[Slice]:
+    """Slices that follow each other in the blocks of both sides as one: layers that lie together and move whole."""
+    last = slices[0]
+    for one in slices[1:]:
+        follows = (
+            last.count == one.count == 1
+            and (last.prefill_region, last.decode_region) == (one.prefill_region, one.decode_region)
+            and last.prefill_offset + last.length == one.prefill_offset
+            and last.decode_offset + last.length == one.decode_offset
+        )
+        if follows:
+            last = replace(last, length=last.length + one.length)
+        else:
+            yield last
+            last = one
+    yield last

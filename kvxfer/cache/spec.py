@@ -3,68 +3,112 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
 
+from kvxfer.cache.layout import Order, Part, Ranks, regions
 from kvxfer.errors import UsageError
-from kvxfer.model.dtypes import DTYPES, DType
+from kvxfer.model.dtypes import DType
+from kvxfer.model.layers import AttentionAndState, FullAttention, Latent, LayerKind, State
 from kvxfer.model.shape import ModelShape
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """A paged cache in NHD order: layer, block, token, head, cell.
+    """A paged cache: what each layer keeps, in blocks of block_size tokens.
 
     With one region per layer the cell holds K and V of a head together (vLLM >= 0.26); with two, each layer has a
-    region for K and one for V (vLLM <= 0.25). Regions are numbered layer by layer, K before V.
+    region for K and one for V (vLLM <= 0.25). `order` is that of a block: NHD [token, head, cell] or HND [head, token,
+    cell]. Layers that keep the same number of blocks of a request share a block table: a group.
     """
 
     shape: ModelShape
     dtype: DType
     block_size: int = 16
     regions_per_layer: int = 1
+    order: Order = "nhd"
 
     def __post_init__(self) -> None:
-        known_only = "kvxfer plan and kvxfer model know its bytes; bench does not move it yet"
-        if not self.shape.is_plain:
-            kind = self.shape.family.replace("_", " ")
-            raise UsageError(f"the cache of {self.shape.name} is not plain full attention ({kind}): {known_only}")
-        if self.dtype.name not in DTYPES:
-            raise UsageError(f"dtype {self.dtype.name} has scales among its elements: {known_only}")
         if self.block_size < 1:
             raise UsageError(f"block size {self.block_size}: a block holds at least one token")
         if self.regions_per_layer not in (1, 2):
             raise UsageError(f"{self.regions_per_layer} regions per layer: 1 (K and V together) or 2 are possible")
+        self.shape.kv_bytes_per_token(self.dtype)  # refuses a dtype that the model's cache cannot have
 
-    @property
-    def cells(self) -> list[int]:
-        """Elements per head and token in each region of a layer."""
-        k, v = self.shape.head_dim_k, self.shape.head_dim_v
-        return [k + v] if self.regions_per_layer == 1 else [k, v]
+    @cached_property
+    def limits(self) -> tuple[int | None, ...]:
+        """The most blocks that a request has in each group; None: all of its blocks."""
+        found: dict[int | None, None] = {}
+        for kind in self.shape.layer_kinds:
+            for _, limit in _kept(kind, self.block_size):
+                found.setdefault(limit)
+        return tuple(found)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """What every layer keeps, in the order of layers."""
+        found: list[Part] = []
+        for layer, kind in enumerate(self.shape.layer_kinds):
+            for one, limit in _kept(kind, self.block_size):
+                found.extend(self._parts_of(layer, one, self.limits.index(limit)))
+        return tuple(found)
 
     @property
     def block_bytes(self) -> list[int]:
-        """Bytes of a block in each region, over all layers."""
-        per_layer = [self.block_size * self.shape.kv_heads * cell * self.dtype.bytes for cell in self.cells]
-        return per_layer * self.shape.layers
+        """Bytes of a block in each region, on the one rank of a side without parallelism."""
+        return [region.block_bytes for region in regions(self.parts, Ranks())]
 
-    def block_shape(self, region: int) -> tuple[int, int, int]:
-        """(tokens, heads, cell) of a block of that region, in elements."""
-        return self.block_size, self.shape.kv_heads, self.cells[region % self.regions_per_layer]
+    def _parts_of(self, layer: int, kind: LayerKind, group: int) -> list[Part]:
+        if isinstance(kind, FullAttention):
+            cells = self._cells(kind)
+            names = ("kv",) if len(cells) == 1 else ("k", "v")
+            return [
+                Part(layer, name, kind.kv_heads, cell, self.block_size, group)
+                for name, cell in zip(names, cells, strict=True)
+            ]
+        if isinstance(kind, Latent):
+            key = kind.index_bytes
+            latent = Part(layer, "latent", 1, kind.token_bytes(self.dtype) - key, self.block_size, group, True)
+            return [latent, *([Part(layer, "index", 1, key, self.block_size, group, True)] if key else [])]
+        if isinstance(kind, State):
+            # Cut over ranks by heads, convolution and recurrent part alike; a rank's share is one piece.
+            shares = gcd(kind.conv_elements, kind.ssm_elements)
+            return [Part(layer, "state", shares, kind.state_bytes // shares, 1, group)]
+        raise UsageError(f"layer {layer} ({kind.label}): bench cannot move its cache yet")
 
-    def blocks(self, tokens: int) -> int:
-        """Blocks of a request of so many tokens; the last one may be partly used and moves whole."""
+    def _cells(self, kind: FullAttention) -> list[int]:
+        """Bytes per head and token in each region of a layer."""
+        scale = self.dtype.scale_bytes
+        k = kind.head_dim_k * self.dtype.bytes + scale
+        v = kind.head_dim_v * self.dtype.bytes + scale
+        return [k + v] if self.regions_per_layer == 1 else [k, v]
+
+    def blocks(self, tokens: int) -> list[int]:
+        """Blocks of a request of so many tokens in each group; the last one may be partly used and moves whole."""
         if tokens < 1:
             raise UsageError(f"{tokens} tokens: a request has at least one")
-        return -(-tokens // self.block_size)
+        all_of_it = -(-tokens // self.block_size)
+        return [all_of_it if limit is None else min(all_of_it, limit) for limit in self.limits]
 
     def request_bytes(self, tokens: int) -> int:
-        """Bytes that a request of so many tokens moves."""
-        return self.blocks(tokens) * sum(self.block_bytes)
+        """Bytes of a request of so many tokens, on one rank."""
+        blocks = self.blocks(tokens)
+        return sum(blocks[part.group] * part.tokens * part.heads * part.cell for part in self.parts)
 
 
-def region_addresses(base: int, block_bytes: list[int], blocks: int) -> list[int]:
+def _kept(kind: LayerKind, block_size: int) -> list[tuple[LayerKind, int | None]]:
+    """What a layer keeps, each with the most blocks of a request that it keeps (None: all)."""
+    if isinstance(kind, AttentionAndState):
+        return _kept(kind.attention, block_size) + _kept(kind.state, block_size)
+    if isinstance(kind, State):
+        return [(kind, 1)]
+    return [] if kind.regions(1) == 0 else [(kind, kind.most_blocks(block_size))]
+
+
+def region_addresses(base: int, region_bytes: list[int]) -> list[int]:
     """Address of each region of a pool that begins at `base`."""
     addresses = []
-    for size in block_bytes:
+    for size in region_bytes:
         addresses.append(base)
-        base += size * blocks
+        base += size
     return addresses

@@ -68,11 +68,19 @@ class Opened(Message, frozen=True):
     library_ns: int = 0  # how much of the phase went into loading code
 
 
-class Allocate(Message, frozen=True):
-    """Phase allocate: one pool of `blocks` blocks; region r has blocks of `block_bytes[r]` bytes. Answered by Done."""
+SliceNumbers = tuple[int, int, int, int, int, int, int, int, int, int, int, int]
+"""The fields of a kvxfer.cache.layout.Slice, in order."""
 
-    block_bytes: list[int]
-    blocks: int
+
+class Allocate(Message, frozen=True):
+    """Phase allocate: one pool with regions of so many bytes; what goes from the one side's to the other's.
+
+    `legs` hold the slices of every rank pair; each pair is a peer of its own. Answered by Done.
+    """
+
+    prefill_regions: list[int]
+    decode_regions: list[int]
+    legs: list[list[SliceNumbers]]
 
 
 class Register(Message, frozen=True):
@@ -80,7 +88,7 @@ class Register(Message, frozen=True):
 
 
 class Connect(Message, frozen=True):
-    """Phase connect: the prefill side connects to `endpoint`, the decode side ("") accepts. Answered by Done."""
+    """Phase connect: prefill connects to `endpoint` once per leg, decode ("") accepts. Answered by Done."""
 
     endpoint: str
     timeout_ns: int
@@ -91,7 +99,7 @@ class ExportKeys(Message, frozen=True):
 
 
 class ImportKeys(Message, frozen=True):
-    """Phase exchange, second half: the keys of the other side. Answered by Done."""
+    """Phase exchange, second half: the keys of the other side, for every peer. Answered by Done."""
 
     keys: bytes
 
@@ -101,23 +109,22 @@ class Keys(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Phase prepare: one more transfer plan per request, from both sides' block tables.
+    """Phase prepare: transfer plans of more requests, from both sides' block tables.
 
-    `tables_prefill` and `tables_decode` hold uint32 little-endian block numbers, request after request, `blocks` of
-    them each. `bulk` prepares instead one plan of a single descriptor over the first bytes of the whole pool.
-    Answered by Prepared.
+    `blocks` are a request's in each group of layers; the tables of a group hold uint32 little-endian block numbers,
+    request after request. With `bulk`, instead one descriptor per leg of as many bytes as it moves. Answered by
+    Prepared.
     """
 
-    blocks: int
-    tables_prefill: bytes
-    tables_decode: bytes
-    regions_per_layer: int
+    blocks: list[int]
+    tables_prefill: list[bytes]
+    tables_decode: list[bytes]
     timeout_ns: int
-    bulk_bytes: int = 0
+    bulk: bool = False
 
 
 class Prepared(Message, frozen=True):
-    descriptors: list[int]  # per request of this command
+    descriptors: list[int]  # per request of this command, all legs together
     bytes_per_request: int
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvxfer.control.messages import HostInfo
 from kvxfer.errors import UnavailableError
@@ -57,21 +57,22 @@ class Hosts:
 
         Cold caches are worth half of the memory, not more: a row may then be hot, which it says.
         """
-        cold = -(-COLD_FACTOR * self.llc_bytes // (row.bytes * self.sides_here)) if self.llc_bytes else 2
-        affordable = min(self.usable_here, self.usable_there) // (2 * self.sides_here * row.bytes)
+        one = row.largest_side_bytes
+        cold = -(-COLD_FACTOR * self.llc_bytes // (one * self.sides_here)) if self.llc_bytes else 2
+        affordable = min(self.usable_here, self.usable_there) // (2 * self.sides_here * one)
         if self.most_there is not None:
-            affordable = min(affordable, self.most_there // row.bytes)
+            affordable = min(affordable, self.most_there // one)
         return max(row.inflight, min(cold, MAX_SLOTS, affordable), 1)
 
     def is_hot(self, row: Row) -> bool | None:
         """Whether lines may still be cached when they are used again; None when the cache's size is unknown."""
         if not self.llc_bytes:
             return None
-        return self.slots(row) * row.bytes * self.sides_here < COLD_FACTOR * self.llc_bytes
+        return self.slots(row) * row.largest_side_bytes * self.sides_here < COLD_FACTOR * self.llc_bytes
 
     def pool_bytes(self, row: Row) -> int:
-        """Memory of one side's pool."""
-        return self.slots(row) * row.bytes
+        """Memory of one side's pool, the larger one's."""
+        return self.slots(row) * row.largest_side_bytes
 
     def spare_bytes(self, row: Row) -> int:
         """Memory beside the pools, with some left for everyone else."""
@@ -100,10 +101,14 @@ class Hosts:
 
 def _what_fits(row: Row, budget: int) -> str:
     """The longest prompt whose pool fits into so many bytes."""
-    blocks = budget // (row.inflight * sum(row.spec.block_bytes))
-    if blocks == 0:
+    low, high = 0, row.tokens // row.spec.block_size + 1  # in blocks: low fits, high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        shorter = replace(row, tokens=middle * row.spec.block_size)
+        low, high = (middle, high) if row.inflight * shorter.largest_side_bytes <= budget else (low, middle)
+    if low == 0:
         return "not even one block fits: use a smaller model or another host"
-    return f"--tokens {blocks * row.spec.block_size} fits"
+    return f"--tokens {low * row.spec.block_size} fits"
 
 
 def _named(row: Row) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from kvxfer.measure.session import Session
 PHASES = ("library", "context", "allocate", "register", "connect", "exchange", "prepare", "first", "other")
 CONNECT_NS = 10_000_000_000
 STALL_NS = 20_000_000_000
-SAMPLED_BLOCKS = 64  # --verify sample compares about so many blocks
+SAMPLED_PIECES = 64  # --verify sample compares about so many pieces
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Pair:
     """Both workers of a row, ready to run. Made by set_up()."""
 
     def __init__(
-        self, session: Session, number: int, row: Row, tables: BlockTables, effort: Effort, peer_host: str
+        self, session: Session, number: int, row: Row, tables: list[BlockTables], effort: Effort, peer_host: str
     ) -> None:
         self.row = row
         self._number = number
@@ -71,7 +71,7 @@ class Pair:
         phases["library"] = max(prefill.library_ns, decode.library_ns)
         phases["context"] = max(0, time.monotonic_ns() - start - phases["library"])
 
-        allocate = m.Allocate(row.spec.block_bytes, self._tables.pool_blocks)
+        allocate = self._allocation()
         phases["allocate"] = self._timed(allocate, allocate)
         phases["register"] = self._timed(m.Register(), m.Register())
         endpoint = self._reachable(decode.endpoint)
@@ -98,7 +98,7 @@ class Pair:
     @property
     def plans(self) -> int:
         """Requests of the whole rotation."""
-        return len(self._tables.prefill)
+        return len(self._tables[0].prefill)
 
     def run(self, count: int, *, bulk: bool = False) -> Batch:
         """Move `count` requests. Raises WrongBytesError when an epoch word did not arrive."""
@@ -116,7 +116,7 @@ class Pair:
         prefill, decode = self._session.both(self._number, command, command, m.Ran)
         if decode.wrong_epochs:
             raise WrongBytesError(
-                f"{self.row.id}: {decode.wrong_epochs} blocks of {count} requests did not carry their request's epoch: "
+                f"{self.row.id}: {decode.wrong_epochs} pieces of {count} requests did not carry their request's epoch: "
                 "old or misplaced bytes were confirmed as delivered" + self._first_wrong_place()
             )
         initiator = prefill if self.row.op == "push" else decode
@@ -141,8 +141,7 @@ class Pair:
         """Compare the request that ran last. Raises WrongBytesError."""
         if not self._verifies:
             return
-        pairs = self._tables.prefill.shape[1] * len(self.row.spec.block_bytes)
-        found = self._compare_last(1 if self._verify == "full" else max(1, pairs // SAMPLED_BLOCKS))
+        found = self._compare_last(1 if self._verify == "full" else max(1, self.descriptors // SAMPLED_PIECES))
         if found.wrong_words:
             raise WrongBytesError(
                 f"{self.row.id}: {found.wrong_words} words of 8 bytes arrived wrong or in the wrong place, the first "
@@ -151,7 +150,7 @@ class Pair:
         self.verified_bytes += found.bytes_checked
 
     def _compare_last(self, every: int) -> m.Verified:
-        """Every so many-th block of the request that ran last, with what it should hold."""
+        """Every so many-th piece of the request that ran last, with what it should hold."""
         command = m.Verify(self.row.seed, self._epoch % self._prepared, self._epoch, every)
         return self._session.decode(self._number, command, m.Verified)
 
@@ -165,8 +164,8 @@ class Pair:
         self._session.dismiss(self._number)
 
     def prepare_bulk(self) -> None:
-        """A plan of one descriptor with as many bytes as the request."""
-        command = m.Prepare(1, b"", b"", 1, CONNECT_NS, bulk_bytes=self.row.bytes)
+        """A plan of one descriptor per rank pair with as many bytes as the request."""
+        command = m.Prepare([], [], [], CONNECT_NS, bulk=True)
         self._session.both(self._number, command, command, m.Prepared)
 
     def copy(self, max_bytes: int, max_ns: int) -> tuple[int, npt.NDArray[np.int64]]:
@@ -192,6 +191,15 @@ class Pair:
     def _verifies(self) -> bool:
         return self.opened.moves_data and self._verify != "off"
 
+    def _allocation(self) -> m.Allocate:
+        row = self.row
+        slots = self._tables[0].pool_blocks // row.blocks[0]
+        return m.Allocate(
+            row.region_bytes(row.prefill_regions, slots),
+            row.region_bytes(row.decode_regions, slots),
+            [[astuple(one) for one in pair.slices] for pair in row.pairs],
+        )
+
     def _timed(self, prefill: m.WorkerCommand, decode: m.WorkerCommand) -> int:
         start = time.monotonic_ns()
         self._session.both(self._number, prefill, decode, m.Done)
@@ -212,10 +220,9 @@ class Pair:
         """The next `count` requests' plans."""
         chosen = slice(self._prepared, self._prepared + count)
         command = m.Prepare(
-            self._tables.prefill.shape[1],
-            self._tables.prefill[chosen].tobytes(),
-            self._tables.decode[chosen].tobytes(),
-            self.row.spec.regions_per_layer,
+            self.row.blocks,
+            [group.prefill[chosen].tobytes() for group in self._tables],
+            [group.decode[chosen].tobytes() for group in self._tables],
             CONNECT_NS,
         )
         prefill, _ = self._session.both(self._number, command, command, m.Prepared)

@@ -1,10 +1,13 @@
-"""What one row of a result measures, and the block tables and memory that takes."""
+"""What one row of a result measures, and the memory, block tables and rank pairs that takes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
+from kvxfer.cache.layout import RankPair, Ranks, Region, rank_pairs, regions
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.cache.tables import BlockTables, scatter
 from kvxfer.model.shape import ModelShape
@@ -25,6 +28,8 @@ class Row:
     seed: int = 0
     inflight: int = 1
     options: dict[str, int] = field(default_factory=dict)
+    prefill: Ranks = field(default_factory=Ranks)
+    decode: Ranks = field(default_factory=Ranks)
 
     @property
     def shape(self) -> ModelShape:
@@ -35,9 +40,41 @@ class Row:
         parts = [self.shape.name, self.spec.dtype.name, self.backend, self.op, str(self.tokens)]
         return "/".join(parts)
 
-    @property
+    @cached_property
+    def blocks(self) -> list[int]:
+        """Blocks of the request in each group."""
+        return self.spec.blocks(self.tokens)
+
+    @cached_property
+    def prefill_regions(self) -> list[Region]:
+        return regions(self.spec.parts, self.prefill)
+
+    @cached_property
+    def decode_regions(self) -> list[Region]:
+        return regions(self.spec.parts, self.decode)
+
+    @cached_property
+    def pairs(self) -> list[RankPair]:
+        """Who sends what to whom."""
+        return rank_pairs(self.prefill_regions, self.decode_regions, self.spec.order)
+
+    @cached_property
     def bytes(self) -> int:
-        return self.spec.request_bytes(self.tokens)
+        """Bytes that the request moves, all rank pairs together."""
+        return sum(pair.bytes(self.blocks) for pair in self.pairs)
+
+    @cached_property
+    def largest_side_bytes(self) -> int:
+        """Bytes of the request in the memory of the side that keeps more of it."""
+        return max(self.side_bytes(self.prefill_regions), self.side_bytes(self.decode_regions))
+
+    def side_bytes(self, side: Sequence[Region]) -> int:
+        """Bytes of the request in a side's memory, all ranks together."""
+        return sum(region.block_bytes * self.blocks[region.group] for region in side)
+
+    def region_bytes(self, side: Sequence[Region], slots: int) -> list[int]:
+        """Bytes of each region of a pool with room for so many requests."""
+        return [region.block_bytes * self.blocks[region.group] * slots for region in side]
 
 
 @dataclass(frozen=True)
@@ -50,7 +87,13 @@ class Effort:
     verify: VerifyMode = "full"
 
 
-def tables(row: Row, slot_count: int) -> BlockTables:
-    """Block tables of the requests to cycle through: at least two, disjoint while memory for that is needed anyway."""
+def tables(row: Row, slot_count: int) -> list[BlockTables]:
+    """Block tables of the requests to cycle through, one for each group of layers.
+
+    At least two requests; disjoint ones where memory for that is needed anyway.
+    """
     generations = 2 if slot_count == 1 else 1
-    return scatter(row.spec.blocks(row.tokens), slot_count, generations, row.fragmentation, row.seed)
+    return [
+        scatter(blocks, slot_count, generations, row.fragmentation, row.seed + group)
+        for group, blocks in enumerate(row.blocks)
+    ]

@@ -152,7 +152,7 @@ class RowRun:
         samples: list[int] = []
         while len(samples) < BULK_SAMPLES and sum(samples) < REFERENCE_NS:
             samples.extend(pair.run(1, bulk=True).transfer_ns.tolist())
-        self._reference("bulk", self.row.bytes, 1, None, samples)
+        self._reference("bulk", self.row.bytes, len(self.row.pairs), None, samples)
 
         limit = self._hosts.spare_bytes(self.row)
         copied, times = pair.copy(limit, REFERENCE_NS)
@@ -185,10 +185,11 @@ def common(row: Row) -> dict[str, Any]:
         "device": "cpu",
         "tokens": row.tokens,
         "block_size": row.spec.block_size,
-        "layout": "nhd",
+        "layout": row.spec.order + ("-together" if row.prefill.together else ""),
         "fragmentation": row.fragmentation,
         "regions_per_layer": row.spec.regions_per_layer,
-        "tp": {"prefill": 1, "decode": 1},
+        "tp": {"prefill": row.prefill.tp, "decode": row.decode.tp},
+        "pp": {"prefill": row.prefill.pp, "decode": row.decode.pp},
         "inflight": row.inflight,
     }
 

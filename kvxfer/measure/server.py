@@ -166,7 +166,7 @@ class Server:
         worker.send(command)
 
     def _too_large(self, body: m.Allocate) -> str:
-        wanted = sum(body.block_bytes) * body.blocks
+        wanted = sum(body.decode_regions)
         limit = self._settings.max_bytes
         if limit is not None and wanted > limit:
             return f"the server allows {limit / 2**30:.3g} GiB (--max-gib), the pool would take {wanted / 2**30:.3g}"

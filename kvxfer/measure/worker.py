@@ -12,14 +12,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from kvxfer.cache.plan import transfer_plan
-from kvxfer.cache.spec import region_addresses
+from kvxfer.cache.layout import Slice
+from kvxfer.cache.plan import TransferPlan, transfer_plan
 from kvxfer.cache.tables import Table
 from kvxfer.control import messages as m
 from kvxfer.control.pipe import Pipe, PipeClosedError
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from kvxfer import _native
 
 COPY_MAX_SAMPLES = 20
+
+FIRST_REGION = 1
+"""Number of the first region of a pool among a context's; 0 is the whole pool."""
 
 
 class Worker:
@@ -54,7 +57,8 @@ class Worker:
         }
         self._bulk: list[_native.LoopRequest] = []
         self._requests: list[_native.LoopRequest] = []
-        self._tables: list[tuple[Table, Table]] = []  # prefill's and decode's, per request
+        self._legs: list[list[_native.Leg]] = []  # per request
+        self._placed: list[list[Placed]] = []  # per request, what every leg moves
 
     def do(self, command: m.WorkerCommand) -> m.WorkerAnswer:
         """Raises KvxferError when the command fails, UsageError when it comes too early."""
@@ -86,77 +90,83 @@ class Worker:
         )
 
     def allocate(self, command: m.Allocate) -> m.Done:
-        self.block_bytes = command.block_bytes
-        self.blocks = command.blocks
-        self.whole = self.context.allocate(sum(command.block_bytes) * command.blocks)
+        self.legs = [[Slice(*numbers) for numbers in leg] for leg in command.legs]
+        self.decode_region_bytes = command.decode_regions
+        self._prefill_bytes = sum(command.prefill_regions)
+        self.region_bytes = command.prefill_regions if self.prefill else command.decode_regions
+        self.whole = self.context.allocate(sum(self.region_bytes))
         return m.Done()
 
     def register(self, _: m.Register) -> m.Done:
-        addresses = region_addresses(self.whole.address, self.block_bytes, self.blocks)
-        self.regions = [
-            self.context.register_memory(address, size * self.blocks)
-            for address, size in zip(addresses, self.block_bytes, strict=True)
-        ]
-        self.pool = self.native.PoolView(list(zip(addresses, self.block_bytes, strict=True)), self.blocks)
+        extents = [(0, 0)]  # region 0 is the whole pool, for bulk transfers: it has no pattern of its own
+        address = self.whole.address
+        self.regions = []
+        for size in self.region_bytes:
+            self.regions.append(self.context.register_memory(address, size))
+            extents.append((address, size))
+            address += size
+        self.pattern = self.native.Regions(extents)
         return m.Done()
 
     def connect(self, command: m.Connect) -> m.Done:
-        if command.endpoint:
-            self.peer = self.context.connect(command.endpoint, command.timeout_ns)
-        else:
-            self.peer = self.context.accept(command.timeout_ns)
+        self.peers = [
+            self.context.connect(command.endpoint, command.timeout_ns)
+            if command.endpoint
+            else self.context.accept(command.timeout_ns)
+            for _ in self.legs
+        ]
         return m.Done()
 
     def export_keys(self, _: m.ExportKeys) -> m.Keys:
         return m.Keys(self.context.export_keys([self.whole, *self.regions]))
 
     def import_keys(self, command: m.ImportKeys) -> m.Done:
-        self.peer.import_keys(command.keys)
+        for peer in self.peers:
+            peer.import_keys(command.keys)
         return m.Done()
 
     def prepare(self, command: m.Prepare) -> m.Prepared:
-        if command.bulk_bytes:
-            return self._prepare_bulk(command)
-        tables_prefill = _tables(command.tables_prefill, command.blocks, self.blocks)
-        tables_decode = _tables(command.tables_decode, command.blocks, self.blocks)
-        first_region = self.regions[0].id
+        if command.bulk:
+            return self._prepare_bulk(command.timeout_ns)
+        prefill = [_tables(raw, blocks) for raw, blocks in zip(command.tables_prefill, command.blocks, strict=True)]
+        decode = [_tables(raw, blocks) for raw, blocks in zip(command.tables_decode, command.blocks, strict=True)]
         descriptors, size = [], 0
-        for prefill, decode in zip(tables_prefill, tables_decode, strict=True):
-            local, remote = (prefill, decode) if self.prefill else (decode, prefill)
-            plan = transfer_plan(local, remote, self.block_bytes, command.regions_per_layer)
-            regions = plan.regions + np.uint32(first_region)
-            prepared = self.context.prepare(
-                self.peer,
-                regions,
-                plan.local_offsets,
-                regions,
-                plan.remote_offsets,
-                plan.lengths,
-                plan.segment_starts,
-                command.timeout_ns,
-            )
-            self._requests.append(self.native.LoopRequest(prepared, prefill, decode))
-            self._tables.append((prefill, decode))
-            descriptors.append(prepared.descriptors)
-            size = prepared.bytes
+        for number in range(len(prefill[0])):
+            placed = [
+                Placed(slices, [table[number] for table in prefill], [table[number] for table in decode])
+                for slices in self.legs
+            ]
+            legs = [self._leg(peer, one.plan, command.timeout_ns) for peer, one in zip(self.peers, placed, strict=True)]
+            self._requests.append(self.native.LoopRequest(legs))
+            self._legs.append(legs)
+            self._placed.append(placed)
+            descriptors.append(sum(one.plan.descriptors for one in placed))
+            size = sum(one.plan.bytes for one in placed)
         return m.Prepared(descriptors, size)
 
-    def _prepare_bulk(self, command: m.Prepare) -> m.Prepared:
-        region = np.array([self.whole.id], np.uint32)
-        start = np.zeros(1, np.uint64)
-        plan = self.context.prepare(
-            self.peer,
-            region,
-            start,
-            region,
-            start,
-            np.array([command.bulk_bytes], np.uint64),
-            np.zeros(1, np.uint32),
-            command.timeout_ns,
-        )
-        nothing = np.zeros(0, np.uint32)
-        self._bulk = [self.native.LoopRequest(plan, nothing, nothing)]
-        return m.Prepared([1], plan.bytes)
+    def _leg(self, peer: _native.Peer, plan: TransferPlan, timeout_ns: int) -> _native.Leg:
+        first = np.uint32(FIRST_REGION)
+        prefill = plan.prefill_regions + first, plan.prefill_offsets
+        own, other = (prefill, (plan.decode_regions + first, plan.decode_offsets))[:: 1 if self.prefill else -1]
+        prepared = self.context.prepare(peer, *own, *other, plan.lengths, plan.segment_starts, timeout_ns)
+        return self.native.Leg(peer, prepared, *own, *prefill, plan.lengths)
+
+    def _prepare_bulk(self, timeout_ns: int) -> m.Prepared:
+        """One descriptor per leg over the whole pools; the legs' lie apart on the decode side."""
+        legs, at = [], 0
+        whole = np.array([self.whole.id], np.uint32)
+        nothing = np.zeros(0, np.uint32), np.zeros(0, np.uint64)
+        for peer, placed in zip(self.peers, self._placed[0], strict=True):
+            length = placed.plan.bytes
+            decode = np.array([at], np.uint64)
+            prefill = np.array([at % max(1, self._prefill_bytes - length + 1)], np.uint64)
+            own, other = (prefill, decode) if self.prefill else (decode, prefill)
+            size = np.array([length], np.uint64)
+            plan = self.context.prepare(peer, whole, own, whole, other, size, np.zeros(1, np.uint32), timeout_ns)
+            legs.append(self.native.Leg(peer, plan, *nothing, *nothing, nothing[1]))
+            at += length
+        self._bulk = [self.native.LoopRequest(legs)]
+        return m.Prepared([len(legs)], at)
 
     # --- data
 
@@ -164,24 +174,26 @@ class Worker:
         if command.poison:
             self.native.poison(self.whole.address, self.whole.bytes)
         else:
-            self.native.fill(self.pool, command.seed)
+            self.native.fill(self.pattern, command.seed)
         return m.Done()
 
     def verify(self, command: m.Verify) -> m.Verified:
-        source, own = self._tables[command.request]
-        found = self.native.verify(self.pool, own, source, command.seed, command.epoch, command.every)
-        where = ""
-        if found.wrong_words:
-            where = f"region {found.region}, block {found.block} of the request, word {found.word}"
-        return m.Verified(found.bytes_checked, found.wrong_words, where)
+        """Leg after leg; the first wrong place is that of the first leg that has one."""
+        checked, wrong, where = 0, 0, ""
+        for leg, placed in zip(self._legs[command.request], self._placed[command.request], strict=True):
+            found = self.native.verify(self.pattern, leg, command.seed, command.epoch, command.every)
+            checked += found.bytes_checked
+            if found.wrong_words and not where:
+                where = placed.place(found.piece, found.word)
+            wrong += found.wrong_words
+        return m.Verified(checked, wrong, where)
 
     def run(self, command: m.Run) -> m.Ran:
         meter = CpuMeter()
         result = self.native.run_loop(
             self.context,
-            self.peer,
             self._bulk if command.bulk else self._requests,
-            self.pool,
+            self.pattern,
             self.native.Side.prefill if self.prefill else self.native.Side.decode,
             self.native.Op[command.op],
             command.first_epoch,
@@ -198,46 +210,66 @@ class Worker:
             handover_ns=result.handover_ns,
             wall_ns=result.wall_ns,
             wrong_epochs=result.wrong_epochs,
-            cpu_ns=own,
+            cpu_ns=max(0, own - result.checking_cpu_ns),
             other_cpu_ns=others,
             steal_ns=steal,
         )
 
     def copy(self, command: m.Copy) -> m.Copied:
         """Into fresh memory laid out as the decode side's pool, as many whole regions as max_bytes allows."""
-        pool_bytes = np.cumsum([size * self.blocks for size in self.block_bytes])
-        regions = int(np.searchsorted(pool_bytes, command.max_bytes, side="right"))
+        ends = np.cumsum(self.decode_region_bytes)
+        regions = int(np.searchsorted(ends, command.max_bytes, side="right"))
         if regions == 0:
             return m.Copied(0, b"")
-        plan = transfer_plan(*self._tables[0], self.block_bytes[:regions], 1)
-        starts = np.concatenate([[0], pool_bytes[: regions - 1]]).astype(np.uint64)[plan.regions]
-        target = self.native.Mapping(int(pool_bytes[regions - 1]))
+        decode_starts = np.concatenate([[0], ends]).astype(np.uint64)
+        own_starts = np.concatenate([[0], np.cumsum(self.region_bytes)]).astype(np.uint64)
+        plans = [placed.plan for placed in self._placed[0]]
+        chosen = [plan.decode_regions < regions for plan in plans]
+        to, source, lengths = (
+            np.concatenate([part[mask] for part, mask in zip(parts, chosen, strict=True)])
+            for parts in (
+                [decode_starts[plan.decode_regions] + plan.decode_offsets for plan in plans],
+                [own_starts[plan.prefill_regions] + plan.prefill_offsets for plan in plans],
+                [plan.lengths for plan in plans],
+            )
+        )
+        target = self.native.Mapping(int(ends[regions - 1]))
         samples: list[int] = []
         began = time.monotonic_ns()
         while not samples or (len(samples) < COPY_MAX_SAMPLES and time.monotonic_ns() - began < command.max_ns):
-            samples.append(
-                self.native.copy_pieces(
-                    target.address,
-                    starts + plan.remote_offsets,
-                    self.whole.address,
-                    starts + plan.local_offsets,
-                    plan.lengths,
-                )
-            )
-        return m.Copied(plan.bytes, np.array(samples, np.int64).tobytes())
+            samples.append(self.native.copy_pieces(target.address, to, self.whole.address, source, lengths))
+        return m.Copied(int(lengths.sum()), np.array(samples, np.int64).tobytes())
 
     def describe(self, _: m.Describe) -> m.Described:
-        return m.Described(self.peer.describe())
+        return m.Described([lane for peer in self.peers for lane in peer.describe()])
 
     def ping(self, _: m.Ping) -> m.Done:
         return m.Done()
 
 
-def _tables(raw: bytes, blocks: int, pool_blocks: int) -> Table:
+def _tables(raw: bytes, blocks: int) -> Table:
+    """Tables [request, block] of one group."""
     flat = np.frombuffer(raw, np.uint32)
-    if blocks < 1 or len(flat) == 0 or len(flat) % blocks or int(flat.max()) >= pool_blocks:
-        raise UsageError("block tables that do not fit the pool")
+    if blocks < 1 or len(flat) == 0 or len(flat) % blocks:
+        raise UsageError("block tables that do not hold whole requests")
     return flat.reshape(-1, blocks)
+
+
+class Placed:
+    """What one leg moves of one request, and where that lies."""
+
+    def __init__(self, slices: Sequence[Slice], prefill: Sequence[Table], decode: Sequence[Table]) -> None:
+        self.plan = transfer_plan(slices, prefill, decode)
+        self._slices = slices
+        self._decode = decode
+
+    def place(self, piece: int, word: int) -> str:
+        """A word of a piece in terms of the decode side's cache."""
+        region = int(self.plan.decode_regions[piece])
+        slice_ = next(one for one in self._slices if one.decode_region == region)
+        block, within = divmod(int(self.plan.decode_offsets[piece]) + 8 * word, slice_.decode_block)
+        position = int(np.flatnonzero(self._decode[slice_.group] == block)[0])
+        return f"region {region} (layer {slice_.layer}), block {position} of the request, word {within // 8}"
 
 
 class Link:

@@ -161,7 +161,12 @@ class Latent(LayerKind):
         return self.index_head_dim > 0 and (self.rank, self.rope) == PACKED_LATENT
 
     def token_bytes(self, dtype: DType) -> int:
-        return self._latent_bytes(dtype) + self.index_head_dim + 4 * self.index_head_dim // 128
+        return self._latent_bytes(dtype) + self.index_bytes
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of one token's indexer key, with its scales."""
+        return self.index_head_dim + 4 * self.index_head_dim // 128
 
     def _latent_bytes(self, dtype: DType) -> int:
         if dtype.scale_bytes:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvxfer.cache.layout import Layout, Part, RankPair, Region, rank_heads, rank_pairs, regions
+from kvxfer.cache.layout import Order, Part, RankPair, Ranks, Region, rank_heads, rank_pairs, regions
 from kvxfer.cache.plan import transfer_plan
 from kvxfer.cache.tables import BlockTables, scatter
 from kvxfer.errors import UsageError
@@ -31,24 +31,28 @@ def models(draw: st.DrawFn) -> tuple[list[Part], int, int]:
     return parts, draw(fitting), draw(fitting)
 
 
-def place(region: Region, table: np.ndarray, logical: np.ndarray, pool_blocks: int, layout: Layout) -> np.ndarray:
-    """The region's memory when it holds the request: -1 where nothing of it lies. logical is [token, head, byte]."""
-    part = region.part
-    heads = slice(region.first_head, region.first_head + region.heads)
-    memory = np.full((pool_blocks, part.tokens * region.heads * part.cell), -1, np.int64)
-    for position, block in enumerate(table):
-        content = logical[position * part.tokens : (position + 1) * part.tokens, heads]
-        memory[block] = (content if layout == "nhd" else content.transpose(1, 0, 2)).reshape(-1)
+def place(
+    region: Region, table: np.ndarray, logical: dict[Part, np.ndarray], pool_blocks: int, order: Order
+) -> np.ndarray:
+    """The region's memory when it holds the request: -1 where nothing of it lies. logical are [token, head, byte]."""
+    memory = np.full((pool_blocks, region.block_bytes), -1, np.int64)
+    for entry in region.entries:
+        part = entry.part
+        heads = slice(entry.first_head, entry.first_head + entry.heads)
+        for position, block in enumerate(table):
+            content = logical[part][position * part.tokens : (position + 1) * part.tokens, heads]
+            flat = (content if order == "nhd" else content.transpose(1, 0, 2)).reshape(-1)
+            memory[block, entry.offset : entry.offset + entry.bytes] = flat
     return memory.reshape(-1)
 
 
-def logical_tensors(parts: list[Part], blocks: int) -> list[np.ndarray]:
-    """One tensor per part; every byte of all of them is another number."""
-    tensors, start = [], 0
+def logical_tensors(parts: list[Part], blocks: int) -> dict[Part, np.ndarray]:
+    """One tensor [token, head, byte] per part; every byte of all of them is another number."""
+    tensors, start = {}, 0
     for part in parts:
         shape = (blocks * part.tokens, part.heads, part.cell)
         size = int(np.prod(shape))
-        tensors.append(np.arange(start, start + size).reshape(shape))
+        tensors[part] = np.arange(start, start + size).reshape(shape)
         start += size
     return tensors
 
@@ -69,24 +73,36 @@ def move(pairs: list[RankPair], source: list[np.ndarray], target: list[np.ndarra
     return count
 
 
-@given(models(), st.sampled_from(["nhd", "hnd"]), st.integers(1, 6), st.floats(0, 1), st.integers(0, 1000))
+@given(
+    models(),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.booleans(), st.booleans()),
+    st.sampled_from(["nhd", "hnd"]),
+    st.integers(1, 6),
+    st.floats(0, 1),
+    st.integers(0, 1000),
+)
 @settings(max_examples=300, deadline=None)
 def test_moving_the_plans_equals_indexing_the_logical_tensor(
-    model: tuple[list[Part], int, int], layout: Layout, blocks: int, fragmentation: float, seed: int
+    model: tuple[list[Part], int, int],
+    stages: tuple[int, int],
+    together: tuple[bool, bool],
+    order: Order,
+    blocks: int,
+    fragmentation: float,
+    seed: int,
 ) -> None:
     parts, tp_prefill, tp_decode = model
+    layers = 1 + max(part.layer for part in parts)
+    pp_prefill, pp_decode = (min(stage, layers) for stage in stages)
     tables = scatter(blocks, 1, 1, fragmentation, seed)
     logical = logical_tensors(parts, blocks)
-    prefill, decode = regions(parts, tp_prefill), regions(parts, tp_decode)
-
-    def memories(side: list[Region], table: np.ndarray) -> list[np.ndarray]:
-        return [place(r, table, logical[parts.index(r.part)], tables.pool_blocks, layout) for r in side]
-
-    source = memories(prefill, tables.prefill[0])
-    expected = memories(decode, tables.decode[0])
+    prefill = regions(parts, Ranks(tp_prefill, pp_prefill, together[0]))
+    decode = regions(parts, Ranks(tp_decode, pp_decode, together[1]))
+    source = [place(region, tables.prefill[0], logical, tables.pool_blocks, order) for region in prefill]
+    expected = [place(region, tables.decode[0], logical, tables.pool_blocks, order) for region in decode]
     target = [np.full(len(memory), -1, np.int64) for memory in expected]
-    pairs = rank_pairs(prefill, decode, layout)
-    move(pairs, source, target, tables)
+    move(rank_pairs(prefill, decode, order), source, target, tables)
     for got, wanted in zip(target, expected, strict=True):
         assert np.array_equal(got, wanted)
 
@@ -104,11 +120,11 @@ def test_moving_the_plans_equals_indexing_the_logical_tensor(
     ],
 )
 def test_descriptors_of_70b_between_tensor_parallel_sizes(
-    tp_prefill: int, tp_decode: int, layout: Layout, descriptors: int, pairs: int
+    tp_prefill: int, tp_decode: int, layout: Order, descriptors: int, pairs: int
 ) -> None:
     parts = [Part(layer, "kv", 8, 512, 16) for layer in range(80)]
     tables = scatter(512, 1, 1, 1.0, 0)
-    found = rank_pairs(regions(parts, tp_prefill), regions(parts, tp_decode), layout)
+    found = rank_pairs(regions(parts, Ranks(tp_prefill)), regions(parts, Ranks(tp_decode)), layout)
     plans = [transfer_plan(pair.slices, [tables.prefill[0]], [tables.decode[0]]) for pair in found]
     assert (sum(plan.descriptors for plan in plans), len(found)) == (descriptors, pairs)
     replicas = max(1, tp_decode // 8)
@@ -118,10 +134,10 @@ def test_descriptors_of_70b_between_tensor_parallel_sizes(
 
 def test_a_latent_is_sent_whole_to_every_decode_rank() -> None:
     parts = [Part(layer, "latent", 1, 1152, 16, replicated=True) for layer in range(61)]
-    found = rank_pairs(regions(parts, 8), regions(parts, 8), "nhd")
+    found = rank_pairs(regions(parts, Ranks(8)), regions(parts, Ranks(8)), "nhd")
     assert [(pair.prefill_rank, pair.decode_rank) for pair in found] == [(rank, rank) for rank in range(8)]
-    assert all(pair.bytes_per_block == {0: 61 * 16 * 1152} for pair in found)
-    spread = rank_pairs(regions(parts, 2), regions(parts, 4), "nhd")
+    assert all(pair.bytes([1]) == 61 * 16 * 1152 for pair in found)
+    spread = rank_pairs(regions(parts, Ranks(2)), regions(parts, Ranks(4)), "nhd")
     assert [(pair.prefill_rank, pair.decode_rank) for pair in spread] == [(0, 0), (0, 2), (1, 1), (1, 3)]
 
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from shared_files import CASES
 
 from kvxfer import bench
+from kvxfer.cache.layout import Ranks, rank_pairs, regions
 from kvxfer.cache.plan import TransferPlan, transfer_plan
 from kvxfer.cache.spec import CacheSpec, region_addresses
-from kvxfer.cache.tables import scatter
+from kvxfer.cache.tables import BlockTables, scatter
 from kvxfer.errors import UsageError
-from kvxfer.model.dtypes import DTYPES, resolve_dtype
+from kvxfer.model.dtypes import DTYPES, PACKED, resolve_dtype
 from kvxfer.model.layers import FullAttention
-from kvxfer.model.presets import load_model
+from kvxfer.model.presets import load_model, preset_names
 from kvxfer.model.shape import ModelShape
 
 
@@ -37,20 +38,33 @@ SPECS = st.builds(
 )
 
 
-@given(SPECS, st.integers(1, 60), st.integers(1, 2), st.floats(0, 1), st.integers(0, 1000), st.booleans())
+def whole_plan(spec: CacheSpec, tables: list[BlockTables], request: int = 0) -> TransferPlan:
+    """The plan of a request between two sides of one rank each."""
+    side = regions(spec.parts, Ranks())
+    (pair,) = rank_pairs(side, side, spec.order)
+    prefill, decode = ([getattr(group, name)[request] for group in tables] for name in ("prefill", "decode"))
+    return transfer_plan(pair.slices, prefill, decode)
+
+
+def scattered(
+    spec: CacheSpec, tokens: int, fragmentation: float = 1.0, seed: int = 0, slots: int = 1
+) -> list[BlockTables]:
+    return [scatter(blocks, slots, 1, fragmentation, seed + group) for group, blocks in enumerate(spec.blocks(tokens))]
+
+
+@given(SPECS, st.integers(1, 60), st.integers(1, 2), st.floats(0, 1), st.integers(0, 1000))
 @settings(max_examples=200, deadline=None)
 def test_every_byte_moves_once_to_the_right_place(
-    spec: CacheSpec, tokens: int, slots: int, fragmentation: float, seed: int, push: bool
+    spec: CacheSpec, tokens: int, slots: int, fragmentation: float, seed: int
 ) -> None:
-    blocks = spec.blocks(tokens)
-    tables = scatter(blocks, slots, 1, fragmentation, seed)
+    tables = scattered(spec, tokens, fragmentation, seed, slots)
+    (blocks,) = spec.blocks(tokens)
     for request in range(slots):
-        prefill, decode = tables.prefill[request], tables.decode[request]
-        local, remote = (prefill, decode) if push else (decode, prefill)
-        plan = transfer_plan(local, remote, spec.block_bytes, spec.regions_per_layer)
+        prefill, decode = tables[0].prefill[request], tables[0].decode[request]
+        plan = whole_plan(spec, tables, request)
         for region, size in enumerate(spec.block_bytes):
-            source = np.arange(size * tables.pool_blocks, dtype=np.int64)
-            arrived, times = moved(plan, region, source, push)
+            source = np.arange(size * tables[0].pool_blocks, dtype=np.int64)
+            arrived, times = moved(plan, region, source)
             # The reference: block i of the request, straight from its place to its place.
             for i in range(blocks):
                 expected = source[prefill[i] * size : (prefill[i] + 1) * size]
@@ -60,13 +74,13 @@ def test_every_byte_moves_once_to_the_right_place(
         assert plan.bytes == spec.request_bytes(tokens)
 
 
-def moved(plan: TransferPlan, region: int, source: np.ndarray, push: bool) -> tuple[np.ndarray, np.ndarray]:
+def moved(plan: TransferPlan, region: int, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What the decode pool's region holds after the plan, and how often each byte of it was written."""
     arrived = np.full(len(source), -1, np.int64)
     times = np.zeros(len(source), np.int64)
-    for i in np.flatnonzero(plan.regions == region):
-        local, remote, length = (int(part[i]) for part in (plan.local_offsets, plan.remote_offsets, plan.lengths))
-        start, target = (local, remote) if push else (remote, local)
+    for i in np.flatnonzero(plan.decode_regions == region):
+        assert plan.prefill_regions[i] == region
+        start, target, length = (int(a[i]) for a in (plan.prefill_offsets, plan.decode_offsets, plan.lengths))
         arrived[target : target + length] = source[start : start + length]
         times[target : target + length] += 1
     return arrived, times
@@ -75,36 +89,46 @@ def moved(plan: TransferPlan, region: int, source: np.ndarray, push: bool) -> tu
 @given(SPECS, st.integers(1, 60), st.floats(0, 1), st.integers(0, 1000))
 @settings(max_examples=100, deadline=None)
 def test_segments_are_the_layers(spec: CacheSpec, tokens: int, fragmentation: float, seed: int) -> None:
-    tables = scatter(spec.blocks(tokens), 1, 1, fragmentation, seed)
-    plan = transfer_plan(tables.prefill[0], tables.decode[0], spec.block_bytes, spec.regions_per_layer)
+    plan = whole_plan(spec, scattered(spec, tokens, fragmentation, seed))
     assert len(plan.segment_starts) == spec.shape.layers
     ends = [*plan.segment_starts[1:].tolist(), plan.descriptors]
     for layer, (start, end) in enumerate(zip(plan.segment_starts.tolist(), ends, strict=True)):
-        assert set((plan.regions[start:end] // spec.regions_per_layer).tolist()) == {layer}
+        assert set((plan.decode_regions[start:end] // spec.regions_per_layer).tolist()) == {layer}
 
 
 @pytest.mark.skipif(not CASES.is_file(), reason="the shared cases are not here")
 def test_descriptor_counts_of_the_published_cases() -> None:
     cases = json.loads(CASES.read_text())["descriptors_fully_fragmented"]
     for case in cases:
-        regions = 1 if case["regions"] == "vllm>=0.26" else 2
-        spec = CacheSpec(load_model(case["model"]), resolve_dtype("bf16"), 16, regions)
-        blocks = case.get("blocks") or spec.blocks(case["tokens"])
-        tables = scatter(blocks, 1, 1, 1.0, 0)
-        plan = transfer_plan(tables.prefill[0], tables.decode[0], spec.block_bytes, regions)
-        assert plan.descriptors == case["value"], case
-        assert spec.shape.descriptors(16 * blocks, 16, regions) == case["value"], case
+        per_layer = 1 if case["regions"] == "vllm>=0.26" else 2
+        spec = CacheSpec(load_model(case["model"]), resolve_dtype("bf16"), 16, per_layer)
+        tokens = case.get("tokens") or 16 * case["blocks"]
+        assert whole_plan(spec, scattered(spec, tokens)).descriptors == case["value"], case
+        assert spec.shape.descriptors(tokens, 16, per_layer) == case["value"], case
 
 
 @pytest.mark.parametrize(
-    ("tokens", "fragmentation", "regions", "expected"),
+    ("tokens", "fragmentation", "per_layer", "expected"),
     [(8192, 1.0, 1, 40_960), (8192, 1.0, 2, 81_920), (8192, 0.0, 1, 80), (8192, 0.5, 1, 80 * 257), (1, 1.0, 1, 80)],
 )
-def test_descriptors_of_70b(tokens: int, fragmentation: float, regions: int, expected: int) -> None:
-    spec = CacheSpec(load_model("70b"), resolve_dtype("bf16"), 16, regions)
-    tables = scatter(spec.blocks(tokens), 1, 1, fragmentation, 0)
-    plan = transfer_plan(tables.prefill[0], tables.decode[0], spec.block_bytes, regions)
-    assert plan.descriptors == expected
+def test_descriptors_of_70b(tokens: int, fragmentation: float, per_layer: int, expected: int) -> None:
+    spec = CacheSpec(load_model("70b"), resolve_dtype("bf16"), 16, per_layer)
+    assert whole_plan(spec, scattered(spec, tokens, fragmentation)).descriptors == expected
+
+
+@pytest.mark.parametrize("model", preset_names())
+@pytest.mark.parametrize("per_layer", [1, 2])
+def test_every_preset_moves_the_bytes_and_pieces_that_its_model_says(model: str, per_layer: int) -> None:
+    shape_of = load_model(model)
+    for dtype in [*DTYPES.values(), *PACKED.values()]:
+        if not shape_of.supports(dtype):
+            continue
+        spec = CacheSpec(shape_of, dtype, 16, per_layer)
+        for tokens in (1, 100, 3000):
+            plan = whole_plan(spec, scattered(spec, tokens))
+            expected = shape_of.request_bytes(tokens, 16, dtype)
+            assert plan.bytes == spec.request_bytes(tokens) == expected, (dtype.name, tokens)
+            assert plan.descriptors == shape_of.descriptors(tokens, 16, per_layer), (dtype.name, tokens)
 
 
 def test_a_block_of_llama_is_64_kib() -> None:
@@ -112,41 +136,38 @@ def test_a_block_of_llama_is_64_kib() -> None:
     assert set(CacheSpec(load_model("8b"), resolve_dtype("fp8"), 16, 2).block_bytes) == {16_384}
 
 
+def test_layers_that_lie_together_are_one_piece_per_block() -> None:
+    spec = CacheSpec(load_model("70b"), resolve_dtype("bf16"))
+    side = regions(spec.parts, Ranks(tp=2, together=True))
+    pairs = rank_pairs(side, side, "nhd")
+    assert [len(pair.slices) for pair in pairs] == [1, 1]
+    assert all(pair.slices[0].whole for pair in pairs)
+    assert sum(pair.bytes([512]) for pair in pairs) == spec.request_bytes(8192)
+
+
+def test_pipeline_stages_split_the_layers() -> None:
+    spec = CacheSpec(load_model("70b"), resolve_dtype("bf16"))
+    pairs = rank_pairs(regions(spec.parts, Ranks(pp=2)), regions(spec.parts, Ranks(pp=4)), "nhd")
+    assert [(pair.prefill_rank, pair.decode_rank) for pair in pairs] == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    assert {pair.bytes([512]) for pair in pairs} == {spec.request_bytes(8192) // 4}
+
+
 def test_regions_lie_one_after_another() -> None:
-    assert region_addresses(1000, [10, 20, 30], 4) == [1000, 1040, 1120]
+    assert region_addresses(1000, [40, 80, 120]) == [1000, 1040, 1120]
 
 
-@pytest.mark.parametrize(("block_size", "regions"), [(0, 1), (-1, 1), (16, 0), (16, 3)])
-def test_impossible_specs_are_refused(block_size: int, regions: int) -> None:
+@pytest.mark.parametrize(("block_size", "per_layer"), [(0, 1), (-1, 1), (16, 0), (16, 3)])
+def test_impossible_specs_are_refused(block_size: int, per_layer: int) -> None:
     with pytest.raises(UsageError):
-        CacheSpec(load_model("8b"), resolve_dtype("bf16"), block_size, regions)
+        CacheSpec(load_model("8b"), resolve_dtype("bf16"), block_size, per_layer)
 
 
-@pytest.mark.parametrize(
-    ("model", "says"),
-    [
-        ("deepseek-v3", "mla"),
-        ("deepseek-v3.2", "mla indexer"),
-        ("gpt-oss-20b", "sliding window"),
-        ("llama-4-scout", "chunked attention"),
-        ("qwen3-next-80b-a3b", "linear attention"),
-    ],
-)
-def test_what_bench_does_not_move_yet_is_refused_by_name(model: str, says: str) -> None:
-    with pytest.raises(UsageError, match=rf"{model} is not plain full attention \({says}\).*kvxfer model know"):
-        CacheSpec(load_model(model), resolve_dtype("bf16"))
-
-
-@pytest.mark.parametrize("dtype", ["fp8_per_token_head", "fp8_ds_mla", "nvfp4_ds_mla"])
-def test_dtypes_with_scales_are_refused_by_name(dtype: str) -> None:
-    with pytest.raises(UsageError, match=f"{dtype}.*bench does not move it yet"):
-        CacheSpec(load_model("8b"), resolve_dtype(dtype))
-
-
-@pytest.mark.parametrize("argv", [["--model", "deepseek-v3"], ["--dtype", "fp8_per_token_head"]])
-def test_bench_refuses_them_before_it_starts(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(argv) == 2
-    assert "bench does not move it yet" in capsys.readouterr().err
+@pytest.mark.parametrize(("model", "dtype"), [("8b", "fp8_ds_mla"), ("deepseek-v3", "fp8_per_token_head")])
+def test_dtypes_that_a_cache_cannot_have_are_refused_before_anything_starts(
+    model: str, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(["--model", model, "--dtype", dtype]) == 2
+    assert dtype in capsys.readouterr().err
 
 
 def test_plain_models_with_mtp_move() -> None:
