@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvxfer import cli
-from kvxfer.cache.layout import Ranks
+from kvxfer import assumed, cli
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.errors import ExitStatus, UsageError
-from kvxfer.model.dtypes import resolve_dtype
+from kvxfer.model.dtypes import DTYPES, PACKED, resolve_dtype
 from kvxfer.model.presets import load_model
-from kvxfer.options import parse_choice, parse_count, parse_float, parse_int, parse_int_list, split_list
-from kvxfer.topology.links import parse_links
+from kvxfer.options import parse_choice, parse_float, parse_int, parse_int_list, split_list
 
 if TYPE_CHECKING:
     from kvxfer.control.channel import Client
@@ -27,28 +25,23 @@ if TYPE_CHECKING:
 
 LARGEST_TOKENS = 100_000_000
 LARGEST_BLOCK = 1 << 20
-LARGEST_RANKS = 64
 
 
 def command(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="preset (8b, 70b, qwen3-32b, …) or the path of a config.json")] = "8b",
     dtype: Annotated[
-        str, typer.Option(help="of the cache: bf16, fp16, fp8 (fp8_e4m3), fp8_e5m2; several: A,B")
+        str, typer.Option(help=f"of the cache: {', '.join([*DTYPES, *PACKED])}; fp8 is fp8_e4m3; several: A,B")
     ] = "bf16",
     backend: Annotated[str, typer.Option(help="auto, tcp or null; several with commas are measured in turn")] = "auto",
     tokens: Annotated[str, typer.Option(help="prompt lengths")] = "512,2048,8192",
     op: Annotated[str, typer.Option(help="push (prefill writes), pull (decode reads) or both")] = "push",
     block_size: Annotated[str, typer.Option(help="tokens per block; whole blocks move")] = "16",
-    layout: Annotated[
-        str, typer.Option(help="of a block: nhd (token, head, cell) or hnd; …-together: all layers in one block")
-    ] = "nhd",
-    tp_prefill: Annotated[
-        str, typer.Option(help="tensor-parallel ranks of prefill; pairs of ranks move at once")
-    ] = "1",
-    tp_decode: Annotated[str, typer.Option(help="tensor-parallel ranks of decode")] = "1",
-    pp_prefill: Annotated[str, typer.Option(help="pipeline stages of prefill: layers split over ranks")] = "1",
-    pp_decode: Annotated[str, typer.Option(help="pipeline stages of decode")] = "1",
+    layout: assumed.Layout = "nhd",
+    tp_prefill: assumed.TpPrefill = None,
+    tp_decode: assumed.TpDecode = None,
+    pp_prefill: assumed.PpPrefill = None,
+    pp_decode: assumed.PpDecode = None,
     fragmentation: Annotated[
         str, typer.Option(help="0: a request is one run of blocks; 1: no two blocks are adjacent")
     ] = "1",
@@ -61,13 +54,14 @@ def command(
     peer: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="a waiting `kvxfer serve` [none: here]")] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="our secret key, for --peer (kvxfer keys)")] = None,
     server_key: Annotated[Path | None, typer.Option(metavar="FILE", help="the public key of the --peer")] = None,
-    gpus: Annotated[str, typer.Option(help="assumed: GPUs that share a prefill")] = "4",
-    eff_tflops: Annotated[str, typer.Option(help="assumed: TFLOP/s that each of them sustains")] = "400",
-    params: Annotated[str | None, typer.Option(help="assumed: parameters of the seed row, as 70e9 [model's]")] = None,
-    params_active: Annotated[
-        str | None, typer.Option(help="assumed: active parameters of the full row, embedding included [model's]")
-    ] = None,
-    link: Annotated[str, typer.Option(help="assumed: line rates in Gb/s or names (100gbe, ndr)")] = "100,200,400",
+    prefix_hit_prefill: assumed.PrefixHitPrefill = "0",
+    prefix_hit_decode: assumed.PrefixHitDecode = "0",
+    gpus: assumed.Gpus = None,
+    eff_tflops: assumed.EffTflops = "400",
+    params: assumed.Params = None,
+    params_active: assumed.ParamsActive = None,
+    link: assumed.Link = "100,200,400",
+    links: assumed.Links = "shared",
     max_seconds: Annotated[str, typer.Option(help="most time that a row's steady state takes")] = "5",
     min_samples: Annotated[str, typer.Option(help="fewest samples before a row may end early")] = "20",
     setup_repeats: Annotated[str, typer.Option(help="fresh process pairs per row")] = "5",
@@ -84,14 +78,20 @@ def command(
     quiet: Annotated[bool, typer.Option("--quiet", help="print no tables and no progress")] = False,
 ) -> int:
     """Measure what moving a model's KV cache from prefill to decode costs, cold and steady, beside its prefill."""
-    order, _, together = parse_choice(layout, "--layout", ["nhd", "hnd", "nhd-together", "hnd-together"]).partition("-")
     parse_choice(device, "--device", ["cpu"])
-    assumptions = Assumptions(
-        gpus=parse_int(gpus, "--gpus", high=1_000_000),
-        eff_tflops=parse_float(eff_tflops, "--eff-tflops", 0.001, 1e6),
-        params=None if params is None else parse_count(params, "--params"),
-        params_active=None if params_active is None else parse_count(params_active, "--params-active"),
-        link_gbit=tuple(parse_links(link)),
+    order, prefill, decode = assumed.read_ranks(layout, tp_prefill, tp_decode, pp_prefill, pp_decode)
+    assumptions = assumed.read_assumptions(
+        prefill,
+        decode,
+        ranks_given=tp_prefill is not None or pp_prefill is not None,
+        gpus=gpus,
+        eff_tflops=eff_tflops,
+        params=params,
+        params_active=params_active,
+        link=link,
+        links=links,
+        prefix_hit_prefill=prefix_hit_prefill,
+        prefix_hit_decode=prefix_hit_decode,
     )
     wanted = {
         "shape": load_model(model),
@@ -107,16 +107,8 @@ def command(
         "inflight": parse_int(inflight, "--inflight", high=256),
         "options": _backend_options(backend_option or []),
         "order": order,
-        "prefill": Ranks(
-            parse_int(tp_prefill, "--tp-prefill", high=LARGEST_RANKS),
-            parse_int(pp_prefill, "--pp-prefill", high=LARGEST_RANKS),
-            bool(together),
-        ),
-        "decode": Ranks(
-            parse_int(tp_decode, "--tp-decode", high=LARGEST_RANKS),
-            parse_int(pp_decode, "--pp-decode", high=LARGEST_RANKS),
-            bool(together),
-        ),
+        "prefill": prefill,
+        "decode": decode,
     }
     effort: dict[str, Any] = {
         "max_seconds": parse_float(max_seconds, "--max-seconds", 0, 86_400, above_low=True),
@@ -132,7 +124,7 @@ def command(
 
     backends = choose_backends(backend)
     request = Request(
-        rows=_rows(wanted, backends),
+        rows=_rows(wanted, backends, assumptions),
         effort=Effort(**effort),
         assumptions=assumptions,
         words=context.obj,
@@ -141,16 +133,18 @@ def command(
     return _run(request, peer, key, server_key, json, quiet)
 
 
-def _rows(wanted: dict[str, Any], backends: list[str]) -> list[Row]:
+def _rows(wanted: dict[str, Any], backends: list[str], assumptions: Assumptions) -> list[Row]:
+    """Raises UsageError when one of them cannot be cut over the ranks, or has nothing to move."""
     from kvxfer.cache.spec import CacheSpec
     from kvxfer.measure.request import Row
 
-    return [
+    rows = [
         Row(
             spec=CacheSpec(wanted["shape"], dtype, wanted["block_size"], wanted["regions"], wanted["order"]),
             backend=backend,
             op=op,
             tokens=tokens,
+            held_blocks=assumptions.held_blocks(tokens, wanted["block_size"]),
             fragmentation=wanted["fragmentation"],
             seed=wanted["seed"],
             inflight=wanted["inflight"],
@@ -163,6 +157,9 @@ def _rows(wanted: dict[str, Any], backends: list[str]) -> list[Row]:
         for tokens in wanted["tokens"]
         for backend in backends
     ]
+    for row in rows:
+        row.check()
+    return rows
 
 
 def _backend_options(texts: list[str]) -> dict[str, int]:

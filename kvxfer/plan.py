@@ -13,7 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from kvxfer import __version__, cli
+from kvxfer import __version__, assumed, cli
+from kvxfer.cache.layout import Ranks, rank_pairs, regions
+from kvxfer.cache.spec import CacheSpec
+from kvxfer.cache.wire import Wire, on_the_wire
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.measured import Measured, matching, measured_rows
 from kvxfer.cost.ratio import ratio_notices, ratio_rows
@@ -21,10 +24,9 @@ from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import DTYPES, PACKED, DType, resolve_dtype
 from kvxfer.model.presets import load_model
 from kvxfer.model.record import model_record
-from kvxfer.model.shape import ModelShape
-from kvxfer.options import parse_count, parse_float, parse_int, parse_int_list, split_list
+from kvxfer.model.shape import ModelShape, blocks_of
+from kvxfer.options import parse_int, parse_int_list, split_list
 from kvxfer.result.file import SCHEMA_VERSION, read_result, write_result
-from kvxfer.topology.links import parse_links
 
 LARGEST_TOKENS = 100_000_000
 LARGEST_BLOCK = 1 << 20
@@ -32,6 +34,9 @@ LARGEST_BLOCK = 1 << 20
 NO_VERDICT = "no verdict: this version computes the ratio and leaves the decision to the reader"
 LOOPBACK = "the measured times are from one host (loopback): they say nothing about the links, and no verdict follows"
 LINE_RATES = "line rates are upper bounds without protocol or set-up cost; kvxfer bench measures what a path takes"
+
+
+Wires = dict[int, Wire] | None
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,9 @@ class Request:
     dtypes: list[DType]
     tokens: list[int]
     block_size: int
+    layout: str
+    prefill: Ranks
+    decode: Ranks
     assumptions: Assumptions
     measured: list[Measured]
 
@@ -54,22 +62,22 @@ def command(
     ] = "bf16",
     tokens: Annotated[str, typer.Option(help="prompt lengths")] = "512,2048,8192",
     block_size: Annotated[str, typer.Option(help="tokens per block; whole blocks move")] = "16",
-    gpus: Annotated[str, typer.Option(help="assumed: GPUs that share a prefill")] = "4",
-    eff_tflops: Annotated[str, typer.Option(help="assumed: TFLOP/s that each of them sustains")] = "400",
-    params: Annotated[str | None, typer.Option(help="assumed: parameters of the seed row, as 70e9 [model's]")] = None,
-    params_active: Annotated[
-        str | None, typer.Option(help="assumed: active parameters of the full row, embedding included [model's]")
-    ] = None,
+    layout: assumed.Layout = "nhd",
+    tp_prefill: assumed.TpPrefill = None,
+    tp_decode: assumed.TpDecode = None,
+    pp_prefill: assumed.PpPrefill = None,
+    pp_decode: assumed.PpDecode = None,
+    prefix_hit_prefill: assumed.PrefixHitPrefill = "0",
+    prefix_hit_decode: assumed.PrefixHitDecode = "0",
+    gpus: assumed.Gpus = None,
+    eff_tflops: assumed.EffTflops = "400",
+    params: assumed.Params = None,
+    params_active: assumed.ParamsActive = None,
     kv_bytes_per_token: Annotated[
-        str | None, typer.Option(help="assumed: bytes per token on the wire, say with replicated heads [model's]")
+        str | None, typer.Option(help="assumed: bytes per token on the wire, all rank pairs together [model's]")
     ] = None,
-    link: Annotated[str, typer.Option(help="assumed: line rates in Gb/s or names (100gbe, ndr)")] = "100,200,400",
-    prefix_hit_prefill: Annotated[
-        str, typer.Option(help="share of a prompt in prefill's prefix cache (0 … 1), which is not computed")
-    ] = "0",
-    prefix_hit_decode: Annotated[
-        str, typer.Option(help="share of a prompt in decode's prefix cache (0 … 1), whose whole blocks do not move")
-    ] = "0",
+    link: assumed.Link = "100,200,400",
+    links: assumed.Links = "shared",
     with_mtp: Annotated[
         bool, typer.Option("--with-mtp", help="count the layers of multi-token prediction too")
     ] = False,
@@ -80,22 +88,28 @@ def command(
     quiet: Annotated[bool, typer.Option("--quiet", help="print no tables")] = False,
 ) -> None:
     """Set the transfer of a KV cache against its prefill, at line rates and as measured."""
+    _, prefill, decode = assumed.read_ranks(layout, tp_prefill, tp_decode, pp_prefill, pp_decode)
     request = Request(
         shape=load_model(model).with_mtp() if with_mtp else load_model(model),
         dtypes=list(dict.fromkeys(resolve_dtype(word) for word in split_list(dtype, "--dtype"))),
         tokens=parse_int_list(tokens, "--tokens", high=LARGEST_TOKENS),
         block_size=parse_int(block_size, "--block-size", high=LARGEST_BLOCK),
-        assumptions=Assumptions(
-            gpus=parse_int(gpus, "--gpus", high=1_000_000),
-            eff_tflops=parse_float(eff_tflops, "--eff-tflops", 0.001, 1e6),
-            params=None if params is None else parse_count(params, "--params"),
-            params_active=None if params_active is None else parse_count(params_active, "--params-active"),
-            link_gbit=tuple(parse_links(link)),
-            kv_bytes_per_token=None
-            if kv_bytes_per_token is None
-            else parse_int(kv_bytes_per_token, "--kv-bytes-per-token"),
-            prefix_hit_prefill=parse_float(prefix_hit_prefill, "--prefix-hit-prefill", 0, 1),
-            prefix_hit_decode=parse_float(prefix_hit_decode, "--prefix-hit-decode", 0, 1),
+        layout=layout.strip().lower(),
+        prefill=prefill,
+        decode=decode,
+        assumptions=assumed.read_assumptions(
+            prefill,
+            decode,
+            ranks_given=tp_prefill is not None or pp_prefill is not None,
+            gpus=gpus,
+            eff_tflops=eff_tflops,
+            params=params,
+            params_active=params_active,
+            link=link,
+            links=links,
+            prefix_hit_prefill=prefix_hit_prefill,
+            prefix_hit_decode=prefix_hit_decode,
+            kv_bytes_per_token=kv_bytes_per_token,
         ),
         measured=[] if measured is None else _read_measured(measured),
     )
@@ -114,10 +128,11 @@ def plan_document(request: Request, words: Sequence[str], wants_measured: bool =
     `words` are the command line.
     """
     shape, assumptions = request.shape, request.assumptions
+    wires = {dtype: _wires(request, dtype) for dtype in request.dtypes}
     rows = [
         row
-        for dtype in request.dtypes
-        for row in ratio_rows(shape, dtype, request.tokens, request.block_size, assumptions, request.measured)
+        for dtype, between in wires.items()
+        for row in ratio_rows(shape, dtype, request.tokens, request.block_size, assumptions, request.measured, between)
     ]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -128,8 +143,23 @@ def plan_document(request: Request, words: Sequence[str], wants_measured: bool =
         "models": [_model(request, dtype) for dtype in request.dtypes],
         "ratio": rows,
         "verdict": None,
-        "notices": _notices(request, rows, wants_measured),
+        "notices": _notices(request, rows, wires if wants_measured else {}),
     }
+
+
+def _wires(request: Request, dtype: DType) -> Wires:
+    """What moves between the ranks by prompt length; None when each side has one. Nothing where decode holds all."""
+    if not request.assumptions.parallel:
+        return None
+    order, _ = assumed.LAYOUTS[request.layout]
+    spec = CacheSpec(request.shape, dtype, request.block_size, order=order)
+    pairs = rank_pairs(regions(spec.parts, request.prefill), regions(spec.parts, request.decode), spec.order)
+    wires = {}
+    for count in request.tokens:
+        held = request.assumptions.held_blocks(count, request.block_size)
+        missing = blocks_of(count, request.block_size) > held
+        wires[count] = on_the_wire(pairs, spec.blocks(count, held)) if missing else Wire({}, 0)
+    return wires
 
 
 def _read_measured(path: str) -> list[Measured]:
@@ -148,22 +178,35 @@ def _model(request: Request, dtype: DType) -> dict[str, Any]:
     return record | {"kv_bytes_per_token": given, "fixed_bytes_per_request": 0, "bytes_by_tokens": sizes}
 
 
-def _notices(request: Request, rows: Sequence[dict[str, Any]], wants_measured: bool) -> list[str]:
+def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DType, Wires]) -> list[str]:
+    """`wanted` are the dtypes that measured times are wanted of, with what moves between the ranks."""
     shape = request.shape
     known = [*shape.notices, *shape.dtype_notices(request.dtypes)]
     notices = [*known, *ratio_notices(shape, request.assumptions), LINE_RATES]
-    if wants_measured:
-        notices += [notice for dtype in request.dtypes for notice in _missing(request, dtype)]
+    notices += _pieces(request, rows)
+    for dtype, wires in wanted.items():
+        notices += _missing(request, dtype, wires)
     if any(entry["scope"] == "loopback" for row in rows for entry in row["measured"]):
         notices.append(LOOPBACK)
     return [*notices, NO_VERDICT]
 
 
-def _missing(request: Request, dtype: DType) -> list[str]:
+def _pieces(request: Request, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A sentence about the pieces between several ranks: with unequal TP they depend on the layout."""
+    most = {row["tokens"]: row["pieces"] for row in rows if row["dtype"] == request.dtypes[0].name and "pieces" in row}
+    if not any(most.values()):
+        return []
+    told = ", ".join(f"{pieces:,} for {count:,} tokens" for count, pieces in most.items())
+    pairs = f"{rows[0]['rank_pairs']} rank pair{'s' * (rows[0]['rank_pairs'] > 1)}"
+    return [f"pieces of a request between {pairs} in layout {request.layout}, at most: {told}"]
+
+
+def _missing(request: Request, dtype: DType, wires: Wires) -> list[str]:
     """A sentence about the prompt lengths that were not measured."""
     name, missing = request.shape.name, []
     for count in request.tokens:
-        size = request.assumptions.moved_bytes(request.shape, count, request.block_size, dtype)
+        wire = wires[count] if wires else None
+        size = request.assumptions.moved_bytes(request.shape, count, request.block_size, dtype, wire)
         if not matching(request.measured, name, dtype.name, count, size):
             missing.append(f"{count:,} tokens ({size:,} bytes)")
     return [f"not measured, and not estimated: {name} in {dtype.name} with {', '.join(missing)}"] if missing else []

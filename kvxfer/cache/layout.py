@@ -126,7 +126,10 @@ def regions(parts: Sequence[Part], ranks: Ranks) -> list[Region]:
     """The regions of a side, rank after rank. Raises UsageError when heads or layers do not divide over the ranks."""
     layers = 1 + max(part.layer for part in parts)
     if ranks.pp > layers:
-        raise UsageError(f"{ranks.pp} pipeline stages are more than the model's {layers} layers")
+        raise UsageError(
+            f"{ranks.pp} pipeline stages are more than the model's {layers} layers; choose a smaller --pp-prefill or "
+            "--pp-decode"
+        )
     found = []
     for stage in range(ranks.pp):
         here = [part for part in parts if part.layer * ranks.pp // layers == stage]
@@ -178,26 +181,32 @@ def rank_pairs(prefill: Sequence[Region], decode: Sequence[Region], order: Order
     Where several prefill ranks hold a head, the decode ranks that want it are spread over them.
     """
     collected: dict[tuple[int, int], list[Slice]] = {}
+    known: dict[tuple[int, int, int, tuple[tuple[int, int], ...]], list[tuple[int, int, int]]] = {}
     holders: dict[Part, list[tuple[int, Entry]]] = {}
     for number, region in enumerate(prefill):
         for entry in region.entries:
             holders.setdefault(entry.part, []).append((number, entry))
+    held = {part: tuple((entry.first_head, entry.heads) for _, entry in having) for part, having in holders.items()}
     for number, region in enumerate(decode):
         for entry in region.entries:
-            for source, having, first, heads in _shares(entry, region.tp_rank, holders[entry.part]):
+            key = entry.first_head, entry.heads, region.tp_rank, held[entry.part]
+            if key not in known:  # layers that are cut alike need the search once
+                known[key] = list(_shares(*key))
+            for holder, first, heads in known[key]:
+                source, having = holders[entry.part][holder]
                 moved = _slice((source, prefill[source], having), (number, region, entry), first, heads, order)
                 collected.setdefault((prefill[source].rank, region.rank), []).append(moved)
     return [RankPair(p, d, tuple(_joined(slices))) for (p, d), slices in sorted(collected.items())]
 
 
-def _shares(wanted: Entry, rank: int, holders: list[tuple[int, Entry]]) -> Iterator[tuple[int, Entry, int, int]]:
-    """(prefill region, its entry, first head, heads) that together are the heads of `wanted`, each once."""
-    head, end = wanted.first_head, wanted.first_head + wanted.heads
+def _shares(head: int, heads: int, rank: int, held: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """(holder, first head, heads) that together are the wanted heads, each once; `held` are the holders' heads."""
+    end = head + heads
     while head < end:
-        having = [(n, entry) for n, entry in holders if entry.first_head <= head < entry.first_head + entry.heads]
-        number, entry = having[rank % len(having)]
-        stop = min(end, entry.first_head + entry.heads)
-        yield number, entry, head, stop - head
+        having = [number for number, (first, count) in enumerate(held) if first <= head < first + count]
+        holder = having[rank % len(having)]
+        stop = min(end, sum(held[holder]))
+        yield holder, head, stop - head
         head = stop
 
 

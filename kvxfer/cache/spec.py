@@ -10,7 +10,7 @@ from kvxfer.cache.layout import Order, Part, Ranks, regions
 from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import DType
 from kvxfer.model.layers import AttentionAndState, FullAttention, Latent, LayerKind, State
-from kvxfer.model.shape import ModelShape
+from kvxfer.model.shape import ModelShape, blocks_of
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,26 @@ class CacheSpec:
         v = kind.head_dim_v * self.dtype.bytes + scale
         return [k + v] if self.regions_per_layer == 1 else [k, v]
 
-    def blocks(self, tokens: int) -> list[int]:
-        """Blocks of a request of so many tokens in each group; the last one may be partly used and moves whole."""
+    def blocks(self, tokens: int, held_blocks: int = 0) -> list[int]:
+        """Blocks of a request of so many tokens that move in each group; the last one may be partly used.
+
+        The decode side holds the first `held_blocks` already. A window's blocks move as far as they are not among
+        them, and a state moves as long as any block does. Raises UsageError when nothing is left to move.
+        """
         if tokens < 1:
             raise UsageError(f"{tokens} tokens: a request has at least one")
-        all_of_it = -(-tokens // self.block_size)
-        return [all_of_it if limit is None else min(all_of_it, limit) for limit in self.limits]
+        every = blocks_of(tokens, self.block_size)
+        missing = every - held_blocks
+        if missing < 1:
+            raise UsageError(
+                f"nothing to move: decode holds all {every:,} blocks of {tokens:,} tokens; choose a smaller "
+                "--prefix-hit-decode"
+            )
+        return [missing if limit is None else min(missing, limit) for limit in self.limits]
 
-    def request_bytes(self, tokens: int) -> int:
-        """Bytes of a request of so many tokens, on one rank."""
-        blocks = self.blocks(tokens)
+    def request_bytes(self, tokens: int, held_blocks: int = 0) -> int:
+        """Bytes that move for a request of so many tokens, between sides of one rank each."""
+        blocks = self.blocks(tokens, held_blocks)
         return sum(blocks[part.group] * part.tokens * part.heads * part.cell for part in self.parts)
 
 

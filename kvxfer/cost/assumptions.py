@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from kvxfer.cache.wire import Wire
 from kvxfer.model.dtypes import DType
 from kvxfer.model.shape import ModelShape, blocks_of
 
@@ -22,6 +23,9 @@ class Assumptions:
     count). kv_bytes_per_token are bytes on the wire, for example with heads replicated over ranks. prefix_hit_* are the
     shares (0 … 1) of a prompt that each side has in its prefix cache: prefill does not compute its share, and what
     decode holds of it in whole blocks does not move.
+
+    tp_* and pp_* are the tensor-parallel ranks and pipeline stages of each side. Either all rank pairs share the one
+    link, or (links_shared False) every rank has a link of its own, and the busiest rank decides.
     """
 
     gpus: int = 4
@@ -32,6 +36,16 @@ class Assumptions:
     kv_bytes_per_token: int | None = None
     prefix_hit_prefill: float = 0.0
     prefix_hit_decode: float = 0.0
+    tp_prefill: int = 1
+    tp_decode: int = 1
+    pp_prefill: int = 1
+    pp_decode: int = 1
+    links_shared: bool = True
+
+    @property
+    def parallel(self) -> bool:
+        """Whether a side has more than one rank."""
+        return max(self.tp_prefill, self.tp_decode, self.pp_prefill, self.pp_decode) > 1
 
     def seed_params(self, shape: ModelShape) -> tuple[float, str] | None:
         """Parameters of the seed row and their source: --params, --params-active, or the model's active ones."""
@@ -52,8 +66,12 @@ class Assumptions:
         """Bytes of a whole prompt on the wire, whole blocks."""
         return self._bytes(shape, tokens, block_size, dtype, held_blocks=0)
 
-    def moved_bytes(self, shape: ModelShape, tokens: int, block_size: int, dtype: DType) -> int:
-        """Bytes of what decode lacks of a prompt, whole blocks."""
+    def moved_bytes(
+        self, shape: ModelShape, tokens: int, block_size: int, dtype: DType, wire: Wire | None = None
+    ) -> int:
+        """Bytes of what decode lacks of a prompt, whole blocks: those of `wire`, where there are several ranks."""
+        if wire is not None and self.kv_bytes_per_token is None:
+            return wire.bytes
         return self._bytes(shape, tokens, block_size, dtype, self.held_blocks(tokens, block_size))
 
     def _bytes(self, shape: ModelShape, tokens: int, block_size: int, dtype: DType, held_blocks: int) -> int:
@@ -85,4 +103,7 @@ class Assumptions:
             "link_gbit": list(self.link_gbit),
             "prefix_hit_prefill": self.prefix_hit_prefill,
             "prefix_hit_decode": self.prefix_hit_decode,
+            "tp": {"prefill": self.tp_prefill, "decode": self.tp_decode},
+            "pp": {"prefill": self.pp_prefill, "decode": self.pp_decode},
+            "links_shared": self.links_shared,
         }

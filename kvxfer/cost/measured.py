@@ -27,6 +27,8 @@ class Measured:
     scope: str
     transfer_ms: float | None
     cold_ms: float | None
+    tp: tuple[int, int] = (1, 1)  # of prefill, of decode
+    pp: tuple[int, int] = (1, 1)
 
 
 def measured_rows(rows: Sequence[Mapping[str, Any]], scope: str) -> list[Measured]:
@@ -58,7 +60,18 @@ def _measured(row: Mapping[str, Any], scope: str) -> Measured:
         scope=scope,
         transfer_ms=_ms(row, "p50_ns"),
         cold_ms=_cold_ms(row),
+        tp=_sides(row, "tp"),
+        pp=_sides(row, "pp"),
     )
+
+
+def _sides(row: Mapping[str, Any], field: str) -> tuple[int, int]:
+    """Ranks of both sides; 1 where the row does not say."""
+    value = row.get(field, {"prefill": 1, "decode": 1})
+    prefill, decode = (value.get(side) if isinstance(value, Mapping) else None for side in ("prefill", "decode"))
+    if not isinstance(prefill, int) or not isinstance(decode, int) or min(prefill, decode) < 1:
+        raise _wrong(row, field, value)
+    return prefill, decode
 
 
 def _cold_ms(row: Mapping[str, Any]) -> float | None:

@@ -6,13 +6,17 @@ adds the attention over the prompt. Both set the same bytes, whole blocks, again
 
 Prefix-cache hits shrink the two sides differently: prefill computes the tokens that it lacks (their attention still
 goes over the whole prompt), and what moves are the blocks that decode lacks.
+
+With several ranks on a side the bytes are those between all rank pairs. Over one link that they share all of them
+count; where every rank has a link of its own those of the busiest rank do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvxfer.cache.wire import Wire
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.measured import Measured, matching
 from kvxfer.cost.prefill import attention_flop, attention_formula, linear_flop, prefill_ms
@@ -28,16 +32,21 @@ def ratio_rows(
     block_size: int,
     assumptions: Assumptions,
     measured: Sequence[Measured] = (),
+    wires: Mapping[int, Wire] | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of the result file's `ratio`: for each prompt length `seed`, then `full`.
 
     A basis whose parameters are unknown has no rows (`ratio_notices` says so). Of `measured`, every row of this model,
-    dtype, prompt length and number of bytes is set beside. Raises UsageError when fewer parameters are assumed active
-    than the embedding tables alone hold.
+    dtype, prompt length and number of bytes is set beside. `wires` is what moves between the ranks by prompt length;
+    without it each side has one. Raises UsageError when fewer parameters are assumed active than the embedding tables
+    alone hold.
     """
     rows = []
     for count in tokens:
-        size = assumptions.moved_bytes(shape, count, block_size, dtype)
+        wire = None if wires is None else wires[count]
+        size = assumptions.moved_bytes(shape, count, block_size, dtype, wire)
+        busiest = size if wire is None else _busiest(wire, size)
+        on_a_link = size if assumptions.links_shared else busiest
         beside = matching(measured, shape.name, dtype.name, count, size)
         for basis, flop, formula in _prefill_work(shape, count, assumptions):
             milliseconds = prefill_ms(flop, assumptions.gpus, assumptions.eff_tflops)
@@ -50,9 +59,10 @@ def ratio_rows(
                     "bytes": size,
                     "prefill_ms": milliseconds,
                     "prefill_source": f"assumed: {formula} FLOP on {_group(assumptions)}{_hit(assumptions, count)}",
-                    "links": [_link(size, gbit, milliseconds) for gbit in assumptions.link_gbit],
+                    "links": [_link(on_a_link, gbit, milliseconds) for gbit in assumptions.link_gbit],
                     "measured": [_beside(row, milliseconds) for row in beside],
                     **_hits(assumptions, count, block_size),
+                    **({} if wire is None else _between_ranks(wire, busiest, assumptions)),
                 }
             )
     return rows
@@ -98,6 +108,20 @@ def _hits(assumptions: Assumptions, tokens: int, block_size: int) -> dict[str, f
     }
 
 
+def _busiest(wire: Wire, size: int) -> int:
+    """Bytes of the busiest rank when `size` bytes in all, given by the user perhaps, are spread as the wire's are."""
+    return -(-size * wire.busiest_rank_bytes // wire.bytes) if wire.bytes else 0
+
+
+def _between_ranks(wire: Wire, busiest: int, assumptions: Assumptions) -> dict[str, Any]:
+    return {
+        "busiest_rank_bytes": busiest,
+        "links_shared": assumptions.links_shared,
+        "rank_pairs": len(wire.pair_bytes),
+        "pieces": wire.pieces,
+    }
+
+
 def _without_embedding(shape: ModelShape, active: float, source: str) -> float:
     """Active parameters that work on every token of a prompt; where the tables are not known none are taken off."""
     working = active - (shape.params_embedding or 0)
@@ -120,11 +144,17 @@ def _beside(row: Measured, prefill: float) -> dict[str, Any]:
         "backend": row.backend,
         "op": row.op,
         "scope": row.scope,
+        "tp": _sides(row.tp),
+        "pp": _sides(row.pp),
         "transfer_ms": row.transfer_ms,
         "percent": _percent(row.transfer_ms, prefill),
         "cold_ms": row.cold_ms,
         "cold_percent": _percent(row.cold_ms, prefill),
     }
+
+
+def _sides(counts: tuple[int, int]) -> dict[str, int]:
+    return {"prefill": counts[0], "decode": counts[1]}
 
 
 def _percent(milliseconds: float | None, prefill: float) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from kvxfer.control.messages import HostInfo
 from kvxfer.errors import UnavailableError
 from kvxfer.measure.request import Row
+from kvxfer.model.shape import blocks_of
 
 GIB = 1 << 30
 
@@ -101,10 +102,12 @@ class Hosts:
 
 def _what_fits(row: Row, budget: int) -> str:
     """The longest prompt whose pool fits into so many bytes."""
+    blocks = blocks_of(row.tokens, row.spec.block_size)
     low, high = 0, row.tokens // row.spec.block_size + 1  # in blocks: low fits, high does not
     while high - low > 1:
         middle = (low + high) // 2
-        shorter = replace(row, tokens=middle * row.spec.block_size)
+        held = row.held_blocks * middle // blocks  # of the same share of the prompt, or a little less
+        shorter = replace(row, tokens=middle * row.spec.block_size, held_blocks=held)
         low, high = (middle, high) if row.inflight * shorter.largest_side_bytes <= budget else (low, middle)
     if low == 0:
         return "not even one block fits: use a smaller model or another host"

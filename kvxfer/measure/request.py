@@ -10,6 +10,7 @@ from typing import Literal
 from kvxfer.cache.layout import RankPair, Ranks, Region, rank_pairs, regions
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.cache.tables import BlockTables, scatter
+from kvxfer.cache.wire import Wire, on_the_wire
 from kvxfer.model.shape import ModelShape
 
 Op = Literal["push", "pull"]
@@ -24,6 +25,7 @@ class Row:
     backend: str
     op: Op
     tokens: int
+    held_blocks: int = 0  # the first ones of the prompt, which decode has already
     fragmentation: float = 1.0
     seed: int = 0
     inflight: int = 1
@@ -42,8 +44,8 @@ class Row:
 
     @cached_property
     def blocks(self) -> list[int]:
-        """Blocks of the request in each group."""
-        return self.spec.blocks(self.tokens)
+        """Blocks of the request that move in each group. Raises UsageError when there are none."""
+        return self.spec.blocks(self.tokens, self.held_blocks)
 
     @cached_property
     def prefill_regions(self) -> list[Region]:
@@ -58,10 +60,21 @@ class Row:
         """Who sends what to whom."""
         return rank_pairs(self.prefill_regions, self.decode_regions, self.spec.order)
 
+    def check(self) -> None:
+        """Raises UsageError when the cache cannot be cut over the ranks, or when nothing is left to move."""
+        regions(self.spec.parts, self.prefill)
+        regions(self.spec.parts, self.decode)
+        self.spec.blocks(self.tokens, self.held_blocks)
+
     @cached_property
+    def wire(self) -> Wire:
+        """What goes over between the ranks."""
+        return on_the_wire(self.pairs, self.blocks)
+
+    @property
     def bytes(self) -> int:
         """Bytes that the request moves, all rank pairs together."""
-        return sum(pair.bytes(self.blocks) for pair in self.pairs)
+        return self.wire.bytes
 
     @cached_property
     def largest_side_bytes(self) -> int:

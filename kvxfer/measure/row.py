@@ -191,6 +191,7 @@ def common(row: Row) -> dict[str, Any]:
         "tp": {"prefill": row.prefill.tp, "decode": row.decode.tp},
         "pp": {"prefill": row.prefill.pp, "decode": row.decode.pp},
         "inflight": row.inflight,
+        **({"held_tokens": row.held_blocks * row.spec.block_size} if row.held_blocks else {}),
     }
 
 

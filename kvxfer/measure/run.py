@@ -13,6 +13,7 @@ import msgspec
 
 from kvxfer import __version__
 from kvxfer.backend.probe import MEASURES_NOTHING
+from kvxfer.cache.spec import CacheSpec
 from kvxfer.control.messages import HostInfo
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.measured import measured_rows
@@ -144,8 +145,16 @@ def result(request: Request, hosts: Hosts, outcome: Outcome) -> dict[str, Any]:
     measured = measured_rows(moved, hosts.scope)
     ratio = [
         row
-        for spec, tokens in _prompts(request.rows).items()
-        for row in ratio_rows(shape, spec.dtype, tokens, spec.block_size, assumptions, measured)
+        for spec, prompts in _prompts(request.rows).items()
+        for row in ratio_rows(
+            shape,
+            spec.dtype,
+            list(prompts),
+            spec.block_size,
+            assumptions,
+            measured,
+            {tokens: row.wire for tokens, row in prompts.items()} if assumptions.parallel else None,
+        )
     ]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -167,18 +176,18 @@ def result(request: Request, hosts: Hosts, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _prompts(rows: Sequence[Row]) -> dict[Any, list[int]]:
-    """Prompt lengths by cache."""
-    prompts: dict[Any, list[int]] = {}
+def _prompts(rows: Sequence[Row]) -> dict[CacheSpec, dict[int, Row]]:
+    """A row of each prompt length, by cache."""
+    prompts: dict[CacheSpec, dict[int, Row]] = {}
     for row in rows:
-        known = prompts.setdefault(row.spec, [])
-        if row.tokens not in known:
-            known.append(row.tokens)
+        prompts.setdefault(row.spec, {}).setdefault(row.tokens, row)
     return prompts
 
 
 def _models(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    return [model_record(spec.shape, spec.dtype, tokens, spec.block_size) for spec, tokens in _prompts(rows).items()]
+    return [
+        model_record(spec.shape, spec.dtype, list(prompts), spec.block_size) for spec, prompts in _prompts(rows).items()
+    ]
 
 
 def _host(info: HostInfo) -> dict[str, Any]:

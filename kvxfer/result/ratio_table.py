@@ -13,6 +13,8 @@ from rich.text import Text
 Row = Mapping[str, Any]
 Justify = Literal["left", "right"]
 
+ONE_RANK = "1→1"
+
 LOOPBACK = "loopback: says nothing about the links"
 
 CAPTION = (
@@ -20,6 +22,7 @@ CAPTION = (
     "full: active parameters without embedding, plus attention.\n"
     "(%) is the transfer's share of that row's prefill."
 )
+CAPTION_PER_RANK = "(busiest): of that, the most that one rank sends or receives; over its link the ms."
 CAPTION_MEASURED = (
     "steady: median of the later transfers.\n"
     "cold: from start to the first confirmed transfer.\n"
@@ -55,8 +58,25 @@ def _assumed(assumptions: Mapping[str, Any]) -> str:
     return (
         f"Assumed, not measured: {assumptions['gpus']} GPUs for prefill at {assumptions['eff_tflops']:g} TFLOP/s each"
         f"{parameters}, links at {', '.join(f'{rate:g}' for rate in assumptions['link_gbit'])} Gb/s line rate"
-        f"{_hits(assumptions)}"
+        f"{_between_ranks(assumptions)}{_hits(assumptions)}"
     )
+
+
+def _between_ranks(assumptions: Mapping[str, Any]) -> str:
+    """The ranks of both sides and whose the links are; nothing where each side has one rank."""
+    tp, pp = (assumptions.get(name, {"prefill": 1, "decode": 1}) for name in ("tp", "pp"))
+    if _sides(tp) == _sides(pp) == ONE_RANK:
+        return ""
+    links = "one link that all ranks share"
+    if not assumptions.get("links_shared", True):
+        links = "a link of its own for every rank (the busiest one counts)"
+    prefill, decode = (tp[side] * pp[side] for side in ("prefill", "decode"))
+    ranks = f"prefill on {prefill} rank{'s' * (prefill > 1)}, decode on {decode}"
+    return f", {links}, {ranks} (TP {_sides(tp)}, PP {_sides(pp)})"
+
+
+def _sides(counts: Mapping[str, int]) -> str:
+    return f"{counts['prefill']}→{counts['decode']}"
 
 
 def _hits(assumptions: Mapping[str, Any]) -> str:
@@ -67,9 +87,10 @@ def _hits(assumptions: Mapping[str, Any]) -> str:
 
 
 def _line_rates(title: str, rows: Sequence[Row]) -> Table:
-    table = _table(title, CAPTION)
+    per_rank = not rows[0].get("links_shared", True)
+    table = _table(title, f"{CAPTION_PER_RANK}\n{CAPTION}" if per_rank else CAPTION)
     _column(table, "tokens")
-    _column(table, "KV moved\nGB")
+    _column(table, "KV moved\nGB\n(busiest)" if per_rank else "KV moved\nGB")
     _column(table, "basis", "left")
     _column(table, "prefill\nassumed\nms")
     for link in rows[0]["links"]:
@@ -77,6 +98,7 @@ def _line_rates(title: str, rows: Sequence[Row]) -> Table:
     for row in rows:
         links = [_cell(link["transfer_ms"], link["percent"]) for link in row["links"]]
         size, prefill = _number(row["bytes"] / 1e9), _number(row["prefill_ms"])
+        size += f" ({_number(row['busiest_rank_bytes'] / 1e9)})" if per_rank else ""
         table.add_row(f"{row['tokens']:,}", size, row["basis"], prefill, *links)
     return table
 
@@ -90,12 +112,16 @@ def _measured(title: str, rows: Sequence[Row]) -> Table:
     _column(table, "cold\nms (%)")
     _column(table, "backend", "left")
     _column(table, "op", "left")
+    ranks = any(_ranks(entry) != _ranks({}) for row in rows for entry in row["measured"]) or "links_shared" in rows[0]
+    if ranks:
+        _column(table, "TP P→D,\nPP P→D", "left")
     _column(table, "scope", "left")
     for row in rows:
         for entry in row["measured"]:
             steady = _cell(entry["transfer_ms"], entry["percent"])
             cold = _cell(entry["cold_ms"], entry["cold_percent"])
-            carried = map(Text, (entry.get("backend", "?"), entry.get("op", "?"), _scope(entry)))
+            who = [_ranks(entry)] if ranks else []
+            carried = map(Text, (entry.get("backend", "?"), entry.get("op", "?"), *who, _scope(entry)))
             table.add_row(f"{row['tokens']:,}", row["basis"], steady, cold, *carried)
     return table
 
@@ -114,6 +140,10 @@ def _table(title: str, caption: str) -> Table:
 
 def _column(table: Table, header: str, justify: Justify = "right") -> None:
     table.add_column(header, justify=justify, overflow="fold")  # a figure is never cut short
+
+
+def _ranks(entry: Row) -> str:
+    return ", ".join(_sides(entry.get(name, {"prefill": 1, "decode": 1})) for name in ("tp", "pp"))
 
 
 def _scope(entry: Row) -> str:

@@ -84,7 +84,8 @@ KEYS = (
     Key("block\nsize", "{} tokens per block", lambda row: str(row["block_size"])),
     Key("fragmen-\ntation", "fragmentation {}", lambda row: f"{row['fragmentation']:g}"),
     Key("regions\nper layer", "regions per layer {}", lambda row: str(row["regions_per_layer"])),
-    Key("TP P→D", "TP {}", lambda row: f"{row['tp']['prefill']}→{row['tp']['decode']}"),
+    Key("TP P→D", "TP {}", lambda row: _ranks(row["tp"])),
+    Key("PP P→D", "PP {}", lambda row: _ranks(row.get("pp", {"prefill": 1, "decode": 1}))),
     Key("at\nonce", "requests at once {}", lambda row: str(row["inflight"])),
 )
 
@@ -172,6 +173,7 @@ def _print_transfers(rows: Sequence[Row], keys: Sequence[Key], scope: str, conso
     giga = any(row["bytes"] >= 1e9 for row in rows)
     columns = [
         _column(rows, "moved\nGB" if giga else "moved\nMB", lambda row: figure(row["bytes"] / (1e9 if giga else 1e6))),
+        _column(rows, "held\ntokens", lambda row: f"{row['held_tokens']:,}" if row.get("held_tokens") else NONE),
         _column(rows, "pieces", lambda row: f"{row['descriptors']:,}"),
         _column(rows, "steady p50\nms ± 95 %", _median_with_interval),
         _column(rows, "steady\nGB/s", lambda row: figure(row["bandwidth_gbyte_s"])),
@@ -284,6 +286,10 @@ def _tenths(ns: int) -> str:
     return "<0.1" if 0 < ns < 50_000 else f"{ns / 1e6:,.1f}"
 
 
+def _ranks(counts: dict[str, int]) -> str:
+    return f"{counts['prefill']}→{counts['decode']}"
+
+
 def _cpu(row: Row) -> str:
     sides = [row["cpu_s_per_gib"][side] for side in ("prefill", "decode")]
     if sides == [None, None]:
@@ -331,7 +337,10 @@ TERMS = {
     "± 95 %": "how far the true median may be from p50, in % of it, with 95 % confidence; ? with fewer than 6 samples",
     "GB/s": "10⁹ bytes per second (MB and GB are decimal too)",
     "moved": "the KV cache of one request as it goes over, in whole blocks",
-    "pieces": "separate stretches of memory that one request moves",
+    "held": "tokens of the prompt in whole blocks that the decode side has already; they do not move",
+    "pieces": "separate stretches of memory that one request moves, between all pairs of ranks",
+    "TP, PP": "tensor-parallel ranks and pipeline stages, prefill→decode; all pairs of ranks move at once, and moved "
+    "counts what ranks replicate each time",
     "fragmentation": "how a request's blocks lie: 0 one after the other, 1 no two side by side",
     "hand-over": "from 'KV ready' on the prefill side to its hearing 'usable' from the decode side",
     "cold": "from starting both processes to the first confirmed transfer",
@@ -353,8 +362,12 @@ def _terms(rows: Sequence[Row], references: Iterable[Row]) -> list[str]:
     """The terms to explain: those that this print uses, in the order of TERMS."""
     if not rows:
         return []
-    occasional = {"bulk", "memcpy", *WARNINGS}
+    occasional = {"bulk", "memcpy", "held", "TP, PP", *WARNINGS}
     used = {reference["kind"] for reference in references}.union(*(_warnings(row) for row in rows))
+    if any(row.get("held_tokens") for row in rows):
+        used.add("held")
+    if any(max(*row["tp"].values(), *row.get("pp", {}).values()) > 1 for row in rows):
+        used.add("TP, PP")
     return [term for term in TERMS if term not in occasional or term in used]
 
 

@@ -109,6 +109,7 @@ def error_row(tokens: int) -> dict[str, Any]:
         "fragmentation": 1.0,
         "regions_per_layer": 1,
         "tp": {"prefill": 1, "decode": 1},
+        "pp": {"prefill": 1, "decode": 1},
         "inflight": 1,
     }
 
@@ -148,6 +149,7 @@ def ok_row(tokens: int, p50_ns: int) -> dict[str, Any]:
         "other_cpu_share": 0.01,
         "pipeline": None,
         "options": {"connections": 2},
+        "held_tokens": 0,
     }
     return error_row(tokens) | measured
 

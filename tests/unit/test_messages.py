@@ -43,6 +43,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(get_args(kind))
     if get_origin(kind) is list:
         return st.lists(values(get_args(kind)[0]), max_size=4)
+    if get_origin(kind) is tuple:
+        return st.tuples(*map(values, get_args(kind)))
     if get_origin(kind) is dict:
         return st.dictionaries(*map(values, get_args(kind)), max_size=4)
     if get_origin(kind) in (types.UnionType, typing.Union):

@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 
 from kvxfer import errors
 from kvxfer.errors import ExitStatus, KvxferError
+from kvxfer.model.dtypes import DTYPES, PACKED
 from kvxfer.result.file import SCHEMA_VERSION, schema
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -101,6 +102,11 @@ def test_a_wrong_value_is_invalid(field: str, value: Any) -> None:
     result = example_result()
     result["results"][0][field] = value
     assert not valid(result)
+
+
+def test_every_dtype_of_a_cache_is_valid() -> None:
+    names = [dtype.name for dtype in (*DTYPES.values(), *PACKED.values())]
+    assert schema()["properties"]["results"]["items"]["properties"]["dtype"]["enum"] == names
 
 
 def test_a_failed_row_says_why() -> None:

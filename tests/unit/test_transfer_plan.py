@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -178,3 +180,31 @@ def test_plain_models_with_mtp_move() -> None:
 def test_a_request_without_tokens_is_refused() -> None:
     with pytest.raises(UsageError):
         CacheSpec(load_model("8b"), resolve_dtype("bf16")).blocks(0)
+
+
+def test_descriptors_are_made_without_a_loop_over_them() -> None:
+    """Ten times the blocks run as many lines of Python."""
+
+    def lines(tokens: int) -> int:
+        spec = CacheSpec(load_model("8b"), resolve_dtype("bf16"))
+        tables = scattered(spec, tokens)
+        side, other = (regions(spec.parts, Ranks(tp)) for tp in (2, 4))
+        pairs = rank_pairs(side, other, "nhd")
+        prefill, decode = ([getattr(group, name)[0] for group in tables] for name in ("prefill", "decode"))
+        count = 0
+
+        def trace(frame: FrameType, event: str, _: object) -> object:
+            nonlocal count
+            count += event == "line"
+            return trace if frame.f_code.co_filename == transfer_plan.__code__.co_filename else None
+
+        before = sys.gettrace()
+        sys.settrace(trace)  # type: ignore[arg-type]
+        try:
+            plans = [transfer_plan(pair.slices, prefill, decode) for pair in pairs]
+        finally:
+            sys.settrace(before)
+        assert sum(plan.descriptors for plan in plans) == 32 * 4 * tokens
+        return count
+
+    assert lines(3200) == lines(320) > 0

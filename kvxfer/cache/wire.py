@@ -1,0 +1,43 @@
+"""What one request puts on the wire between the ranks of both sides: bytes and pieces, whole blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvxfer.cache.layout import RankPair
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Bytes of one request by (prefill rank, decode rank); heads and latents that ranks replicate count each time.
+
+    `pieces` are all pairs' descriptors when no two blocks are adjacent on both sides: the most there can be.
+    """
+
+    pair_bytes: Mapping[tuple[int, int], int]
+    pieces: int
+
+    @property
+    def bytes(self) -> int:
+        """All rank pairs together."""
+        return sum(self.pair_bytes.values())
+
+    @property
+    def busiest_rank_bytes(self) -> int:
+        """The most that any prefill rank sends or any decode rank receives."""
+        sent: Counter[int] = Counter()
+        received: Counter[int] = Counter()
+        for (prefill, decode), size in self.pair_bytes.items():
+            sent[prefill] += size
+            received[decode] += size
+        return max([*sent.values(), *received.values()], default=0)
+
+
+def on_the_wire(pairs: Sequence[RankPair], blocks: Sequence[int]) -> Wire:
+    """What a request with so many blocks in each group moves."""
+    return Wire(
+        {(pair.prefill_rank, pair.decode_rank): pair.bytes(blocks) for pair in pairs},
+        sum(one.count * blocks[one.group] for pair in pairs for one in pair.slices),
+    )
