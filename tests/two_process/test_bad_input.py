@@ -63,7 +63,10 @@ def test_wrong_usage(place: Place, arguments: list[str], says: list[str]) -> Non
         ("[]", "JSON object"),
         ("{}", "has no num_hidden_layers"),
         ('{"num_hidden_layers": -1}', "num_hidden_layers"),
-        ('{"num_hidden_layers": 4, "sliding_window": 4096}', "sliding_window"),
+        (
+            '{"num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64, "share_kv_window": 8}',
+            "share_kv_window",
+        ),
         ("\x00\xff", "UTF-8"),
     ],
 )
@@ -121,7 +124,7 @@ def test_the_server_itself_refuses_a_larger_pool(place: Place) -> None:
         assert isinstance(ask(m.Launch(-1)), m.Failed)
         assert isinstance(ask(m.Launch(m.MAX_PAIRS)), m.Failed)
         assert isinstance(ask(m.Launch()), m.Launched)
-        refused = ask(m.Command(1, m.Allocate([GIB], 1)))
+        refused = ask(m.Command(1, m.Allocate([GIB], [GIB], [])))
         assert isinstance(refused, m.Failed)
         assert refused.status == 3
         assert "--max-gib" in refused.message

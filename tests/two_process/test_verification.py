@@ -66,7 +66,7 @@ def place_of(position: int) -> str:
     """How an error names the place of a byte of a request, which moves region by region, block by block."""
     piece, within = divmod(position, PIECE)
     region, block = divmod(piece, BLOCKS)
-    return f"region {region}, block {block} of the request, word {within // 8}"
+    return f"region {region} (layer {region}), block {block} of the request, word {within // 8}"
 
 
 def test_an_honest_relay_is_no_error(place: Place) -> None:
@@ -106,7 +106,7 @@ def test_a_path_that_goes_bad_later_is_found(place: Place) -> None:
 def test_every_sample_carries_an_epoch(place: Place) -> None:
     """Spoiled in the midst of the run, in the word that is compared for every sample."""
     done = through(place, flipping(4 * PIECE + 2, first=3, last=3))
-    done.failed(4, "1 blocks", "did not carry their request's epoch")
+    done.failed(4, "1 pieces", "did not carry their request's epoch")
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -134,7 +134,7 @@ def test_a_request_in_place_of_another_is_found(place: Place) -> None:
         yield earlier[1, chunk.start] if chunk.tag == 4 else payload
 
     done = through(place, tamper)
-    done.failed(4, f"{BLOCKS * LAYERS} blocks", "did not carry their request's epoch")
+    done.failed(4, f"{BLOCKS * LAYERS} pieces", "did not carry their request's epoch")
 
 
 def test_without_verification_nothing_is_found(place: Place) -> None:

@@ -1,0 +1,74 @@
+"""Tensor- and pipeline-parallel ranks, other layouts, and every family's cache, moved for real and verified."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvxfer.model.dtypes import resolve_dtype
+from kvxfer.model.presets import load_model
+
+from .processes import HEAD_DIM, KV_HEADS, LAYERS, Place
+from .test_runs import check_schema, check_setup, check_statistics
+
+BLOCKS = 5  # of 70 tokens
+REQUEST = BLOCKS * 16 * LAYERS * KV_HEADS * 2 * HEAD_DIM * 2
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "layout", "copies", "pieces"),
+    [
+        (1, 2, "nhd", 1, 2 * 16),  # one token's head in each piece
+        (2, 1, "hnd", 1, 2),  # a head of all tokens of a block
+        (2, 2, "nhd", 1, 2),  # whole blocks of one head each
+        (4, 2, "nhd", 1, 2),  # duplicated heads at prefill are skipped
+        (1, 4, "hnd", 2, 4),  # and replicated ones at decode sent twice
+        (2, 2, "nhd-together", 1, 2 / LAYERS),  # all layers in one block
+    ],
+)
+@pytest.mark.parametrize("op", ["push", pytest.param("pull", marks=pytest.mark.slow)])
+def test_tensor_parallel_ranks(
+    place: Place, op: str, prefill: int, decode: int, layout: str, copies: int, pieces: float
+) -> None:
+    result = place.measure("--op", op, "--tp-prefill", str(prefill), "--tp-decode", str(decode), "--layout", layout)
+    check_schema(result)
+    (row,) = result["results"]
+    assert (row["status"], row["layout"], row["tp"]) == ("ok", layout, {"prefill": prefill, "decode": decode})
+    assert row["bytes"] == copies * REQUEST
+    assert row["descriptors"] == BLOCKS * LAYERS * pieces
+    assert row["verified_bytes"] == 2 * row["bytes"]
+    check_statistics(row)
+    check_setup(row)
+    place.left_alone()
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [("1", "3"), pytest.param("3", "1", marks=pytest.mark.slow)])
+def test_pipeline_stages(place: Place, prefill: str, decode: str) -> None:
+    (row,) = place.measure("--pp-prefill", prefill, "--pp-decode", decode, "--inflight", "2")["results"]
+    assert (row["bytes"], row["descriptors"]) == (REQUEST, BLOCKS * LAYERS)
+    assert row["verified_bytes"] == 2 * row["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "tokens", "ranks"),
+    [
+        ("deepseek-v3.2", "fp8_ds_mla", 64, 2),  # latents and indexer keys, whole for every decode rank
+        ("gpt-oss-20b", "bf16", 600, 1),  # two block tables: windows hold fewer blocks
+        ("8b", "fp8_per_token_head", 64, 1),  # scales inline
+        pytest.param("qwen3-next-80b-a3b", "bf16", 64, 1, marks=pytest.mark.slow),  # states
+        pytest.param("gemma-3-27b", "fp8", 2000, 1, marks=pytest.mark.slow),
+        pytest.param("deepseek-v3", "bf16", 64, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_every_family_moves_its_bytes(place: Place, model: str, dtype: str, tokens: int, ranks: int) -> None:
+    words = ["--model", model, "--dtype", dtype, "--tokens", str(tokens), "--tp-decode", str(ranks), "--op", "both"]
+    result = place.measure(*words)
+    check_schema(result)
+    expected = load_model(model).request_bytes(tokens, 16, resolve_dtype(dtype))
+    for row in result["results"]:
+        assert row["bytes"] == ranks * expected
+        assert row["verified_bytes"] == 2 * row["bytes"]
+        assert row["verified"] == "full"
+
+
+def test_ranks_that_do_not_divide_the_heads_are_refused(place: Place) -> None:
+    place.bench("--tp-decode", "3").failed(2, "tensor parallelism of 3 does not fit 2 KV heads", "--tp-decode")
