@@ -11,6 +11,9 @@ namespace {
 
 constexpr std::uint64_t page_bytes = 4096;
 constexpr std::uint64_t page_words = page_bytes / 8;
+constexpr std::uint64_t line_words = 8;  // of a cache line: what loops take at once
+// What a processor fetches by itself ends with a page, or with a piece.
+constexpr std::ptrdiff_t fetch_ahead = 1024;
 constexpr std::uint64_t word_step = 0x9e3779b97f4a7c15;   // odd: all words of a page differ
 constexpr std::uint64_t epoch_step = 0xd1b54a32d192ed03;  // odd, and no small multiple of word_step
 
@@ -46,42 +49,91 @@ class Pattern {
 std::uint64_t word_bytes(std::uint64_t bytes, std::uint64_t w) { return std::min<std::uint64_t>(8, bytes - w * 8); }
 
 bool same(const std::byte* at, std::uint64_t expected, std::uint64_t bytes) {
-  return std::memcmp(at, &expected, bytes) == 0;
+  if (bytes != 8) return std::memcmp(at, &expected, bytes) == 0;
+  std::uint64_t seen = 0;
+  std::memcpy(&seen, at, 8);
+  return seen == expected;
+}
+
+void put(std::byte* at, std::uint64_t word, std::uint64_t bytes) {
+  if (bytes == 8)
+    std::memcpy(at, &word, 8);
+  else
+    std::memcpy(at, &word, bytes);
 }
 
 void write_page(std::byte* at, std::uint64_t bytes, std::uint64_t base) {
+  const auto write = [&](std::uint64_t words) {
+    for (std::uint64_t w = 0; w < words; ++w) {
+      const std::uint64_t value = base + w * word_step;
+      std::memcpy(at + w * 8, &value, 8);
+    }
+  };
+  if (bytes == page_bytes) return write(page_words);  // a number that the compiler knows
   const std::uint64_t words = bytes / 8;
-  for (std::uint64_t w = 0; w < words; ++w) {
-    const std::uint64_t value = base + w * word_step;
-    std::memcpy(at + w * 8, &value, 8);
-  }
+  write(words);
   const std::uint64_t tail = base + words * word_step;
   std::memcpy(at + words * 8, &tail, bytes % 8);
 }
 
-// Whether the whole words [1, words) of a piece are right, at memory speed when its source lies on a word boundary.
-bool all_right(const std::byte* piece, std::uint64_t words, const Pattern& pattern, std::uint64_t source) {
-  std::uint64_t difference = 0;
-  std::uint64_t seen = 0;
-  if (source % 8 != 0) {
-    for (std::uint64_t w = 1; w < words; ++w) {
-      std::memcpy(&seen, piece + w * 8, 8);
-      difference |= seen ^ pattern.at(source + w * 8);
-    }
-    return difference == 0;
+// The bits in which `count` words from `at` on differ from expected(0), expected(1), ...; `end` is that of the piece.
+template <typename Expected>
+std::uint64_t difference(const std::byte* at, std::uint64_t count, const std::byte* end, const Expected& expected) {
+  std::uint64_t found[line_words] = {};
+  std::uint64_t w = 0;
+  for (; w + line_words <= count; w += line_words) {
+    const std::byte* const here = at + w * 8;
+    if (end - here > fetch_ahead) __builtin_prefetch(here + fetch_ahead);
+    std::uint64_t seen[line_words];
+    std::memcpy(seen, here, sizeof seen);
+    for (std::uint64_t i = 0; i < line_words; ++i) found[i] |= seen[i] ^ expected(w + i);
   }
+  for (; w < count; ++w) {
+    std::uint64_t seen = 0;
+    std::memcpy(&seen, at + w * 8, 8);
+    found[0] |= seen ^ expected(w);
+  }
+  std::uint64_t all = 0;
+  for (const std::uint64_t one : found) all |= one;
+  return all;
+}
+
+// Whether the whole words [1, words) of a piece are right; at memory speed.
+bool all_right(const std::byte* piece, std::uint64_t words, const Pattern& pattern, std::uint64_t source) {
+  const std::byte* const end = piece + words * 8;
+  const unsigned shift = static_cast<unsigned>(source % 8) * 8;
+  std::uint64_t wrong = 0;
   for (std::uint64_t w = 1; w < words;) {
     const std::uint64_t position = source / 8 + w;
     const std::uint64_t first = position % page_words;
-    const std::uint64_t here = std::min(words - w, page_words - first);
     const std::uint64_t base = pattern.base(position / page_words) + first * word_step;
-    for (std::uint64_t i = 0; i < here; ++i) {
-      std::memcpy(&seen, piece + (w + i) * 8, 8);
-      difference |= seen ^ (base + i * word_step);
+    if (shift == 0) {
+      const std::uint64_t here = std::min(words - w, page_words - first);
+      wrong |= difference(piece + w * 8, here, end, [base](std::uint64_t i) { return base + i * word_step; });
+      w += here;
+      continue;
     }
+    // Each is the end of one word and the beginning of the next; the last one of a page is of two pages.
+    const std::uint64_t here = std::min(words - w, page_words - 1 - first);
+    wrong |= difference(piece + w * 8, here, end, [base, shift](std::uint64_t i) {
+      return (base + i * word_step) >> shift | (base + (i + 1) * word_step) << (64 - shift);
+    });
     w += here;
+    if (w == words) break;
+    wrong |= same(piece + w * 8, pattern.at(source + w * 8), 8) ? 0 : 1;
+    ++w;
   }
-  return difference == 0;
+  return wrong == 0;
+}
+
+std::byte* place(std::span<const Extent> regions, const Pieces& pieces, std::size_t i) {
+  return regions[pieces.own_regions[i]].address + pieces.own_offsets[i];
+}
+
+// The beginning of the next piece, while this one is looked at.
+void fetch(const std::byte* piece, std::uint64_t bytes) {
+  const auto most = std::min<std::uint64_t>(bytes, fetch_ahead);
+  for (std::uint64_t at = 0; at < most; at += 8 * line_words) __builtin_prefetch(piece + at);
 }
 
 struct Wrong {
@@ -121,10 +173,13 @@ void fill(std::span<const Extent> regions, std::uint64_t seed) {
       const Extent& region = regions[r];
       const Pattern pattern(seed, static_cast<std::uint32_t>(r));
       const std::size_t stop = after == first_page.end() ? end : std::min<std::size_t>(end, *after);
-      for (; at < stop; ++at) {
-        const std::uint64_t page = at - first_page[r];
+      std::uint64_t page = at - first_page[r];
+      std::uint64_t base = pattern.base(page);
+      for (; at < stop; ++at, ++page) {
+        const std::uint64_t next = pattern.base(page + 1);  // while this page is being written
         const std::uint64_t bytes = std::min(page_bytes, region.bytes - page * page_bytes);
-        write_page(region.address + page * page_bytes, bytes, pattern.base(page));
+        write_page(region.address + page * page_bytes, bytes, base);
+        base = next;
       }
     }
   });
@@ -146,7 +201,8 @@ Verification verify(std::span<const Extent> regions, const Pieces& pieces, std::
   parallel_ranges(checked, parts.size(), [&](std::size_t begin, std::size_t end, std::size_t worker) {
     Verification part;
     for (std::size_t i = begin * every; i < end * every && i < pieces.count(); i += every) {
-      const std::byte* piece = regions[pieces.own_regions[i]].address + pieces.own_offsets[i];
+      if (pieces.count() - i > every) fetch(place(regions, pieces, i + every), pieces.lengths[i + every]);
+      const std::byte* piece = place(regions, pieces, i);
       const Pattern pattern(seed, pieces.source_regions[i]);
       const Wrong wrong = compare_piece(piece, pieces.lengths[i], pattern, pieces.source_offsets[i], epoch);
       if (wrong.words != 0 && part.wrong_words == 0) {
@@ -174,8 +230,7 @@ void stamp(std::span<const Extent> regions, const Pieces& pieces, std::uint64_t 
   for (std::size_t i = 0; i < pieces.count(); ++i) {
     const Pattern pattern(seed, pieces.source_regions[i]);
     const std::uint64_t word = pattern.at(pieces.source_offsets[i]) + epoch * epoch_step;
-    std::memcpy(regions[pieces.own_regions[i]].address + pieces.own_offsets[i], &word,
-                word_bytes(pieces.lengths[i], 0));
+    put(place(regions, pieces, i), word, word_bytes(pieces.lengths[i], 0));
   }
 }
 
@@ -185,8 +240,7 @@ std::uint64_t wrong_epochs(std::span<const Extent> regions, const Pieces& pieces
   for (std::size_t i = 0; i < pieces.count(); ++i) {
     const Pattern pattern(seed, pieces.source_regions[i]);
     const std::uint64_t word = pattern.at(pieces.source_offsets[i]) + epoch * epoch_step;
-    const std::byte* piece = regions[pieces.own_regions[i]].address + pieces.own_offsets[i];
-    if (!same(piece, word, word_bytes(pieces.lengths[i], 0))) ++wrong;
+    if (!same(place(regions, pieces, i), word, word_bytes(pieces.lengths[i], 0))) ++wrong;
   }
   return wrong;
 }

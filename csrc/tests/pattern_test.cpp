@@ -160,7 +160,11 @@ TEST(pattern, every_flipped_byte_is_found_and_named) {
                                      {4085U, 20U},
                                      {4048U, 77U},
                                      {4096U - 33, 66U},
-                                     {8192U - 19, 19U}})
+                                     {8192U - 19, 19U},
+                                     {1000U, 200U},
+                                     {1301U, 210U},
+                                     {4000U, 200U},
+                                     {4001U, 203U}})
     for (std::uint32_t region = 0; region < 2; ++region) {
       add(pieces, region, from, 1 - region, to, length);
       to += length + 3;
