@@ -164,6 +164,8 @@ TEST(tcp_protocol, chunks_that_do_not_fit_their_transfer) {
   // More after the sender said where it stopped.
   Bare bare;
   bare.say(0, Bare::make(NoticeKind::cancelled, 1, 8, 24));
+  bare.say(0, Bare::make(NoticeKind::arm, 2));
+  bare.end.wait(EventKind::armed, 2);  // so it has read what was said before, on this lane
   std::uint64_t got = 0;
   bare.say(1, Bare::chunk(1, 0, 4, 24));
   bare.say(1, std::uint32_t{0});
