@@ -39,10 +39,14 @@ std::int64_t option(const Options& options, const OptionBounds& bounds) {
 }
 
 void refuse_unknown(const Options& options, std::span<const OptionBounds> known) {
+  std::string names;
+  for (const OptionBounds& bounds : known) names += names.empty() ? bounds.name : std::string(", ") + bounds.name;
   for (const auto& [name, value] : options) {
     bool found = false;
     for (const OptionBounds& bounds : known) found = found || name == bounds.name;
-    if (!found) throw Error(Fault::usage, "unknown backend option '" + name + "'");
+    if (!found)
+      throw Error(Fault::usage, "unknown backend option '" + name + "'; " +
+                                    (names.empty() ? "this backend has none" : "this backend has " + names));
   }
 }
 
