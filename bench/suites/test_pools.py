@@ -54,3 +54,14 @@ def test_plan_of_70b_with_8192_tokens(benchmark) -> None:
         return transfer_plan(slices, [tables.prefill[0]], [tables.decode[0]]).descriptors
 
     assert benchmark(once) == 40_960
+
+
+def test_plan_of_a_million_descriptors(benchmark) -> None:
+    """A prompt of 204,800 tokens; the goal is 100 ms."""
+    slices = blocks_of(BLOCK, 80)
+    tables = scatter(12_800, 1, 1, 1.0, 0)
+
+    def once() -> int:
+        return transfer_plan(slices, [tables.prefill[0]], [tables.decode[0]]).descriptors
+
+    assert benchmark(once) == 1_024_000
