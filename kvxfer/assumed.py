@@ -67,7 +67,6 @@ def read_ranks(
 def read_assumptions(
     prefill: Ranks,
     decode: Ranks,
-    ranks_given: bool,
     *,
     gpus: str | None,
     eff_tflops: str,
@@ -79,8 +78,8 @@ def read_assumptions(
     prefix_hit_decode: str,
     kv_bytes_per_token: str | None = None,
 ) -> Assumptions:
-    """The assumptions. Without --gpus a rank of prefill is a GPU, where the user said how many ranks there are."""
-    by_ranks = prefill.count if ranks_given else Assumptions.gpus
+    """The assumptions. Without --gpus a rank of prefill is a GPU, where there are several."""
+    by_ranks = prefill.count if prefill.count > 1 else Assumptions.gpus
     return Assumptions(
         gpus=by_ranks if gpus is None else parse_int(gpus, "--gpus", high=1_000_000),
         eff_tflops=parse_float(eff_tflops, "--eff-tflops", 0.001, 1e6),

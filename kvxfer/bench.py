@@ -83,7 +83,6 @@ def command(
     assumptions = assumed.read_assumptions(
         prefill,
         decode,
-        ranks_given=tp_prefill is not None or pp_prefill is not None,
         gpus=gpus,
         eff_tflops=eff_tflops,
         params=params,

@@ -102,6 +102,7 @@ class Slice:
     count: int = 1
     prefill_stride: int = 0
     decode_stride: int = 0
+    layers: int = 1  # from `layer` on
 
     @property
     def whole(self) -> bool:
@@ -235,19 +236,25 @@ def _slice(
     )
 
 
-def _joined(slices: list[Slice]) -> Iterator[Slice]:
-    """Slices that follow each other in the blocks of both sides as one: layers that lie together and move whole."""
-    last = slices[0]
-    for one in slices[1:]:
-        follows = (
-            last.count == one.count == 1
-            and (last.prefill_region, last.decode_region) == (one.prefill_region, one.decode_region)
-            and last.prefill_offset + last.length == one.prefill_offset
-            and last.decode_offset + last.length == one.decode_offset
-        )
-        if follows:
-            last = replace(last, length=last.length + one.length)
+def _joined(slices: list[Slice]) -> list[Slice]:
+    """One slice where all that goes between two regions is their whole blocks, layer after layer.
+
+    Anything less stays apart: other rank pairs may move some of the same bytes, and must cut them into the same pieces.
+    """
+    between: dict[tuple[int, int], list[Slice]] = {}
+    for one in slices:
+        between.setdefault((one.prefill_region, one.decode_region), []).append(one)
+    joined = []
+    for together in between.values():
+        first, last = together[0], together[-1]
+        all_of_them = sum(one.length * one.count for one in together)
+        if all_of_them == first.prefill_block == first.decode_block and all(_in_place(one) for one in together):
+            joined.append(replace(first, length=all_of_them, layers=last.layer - first.layer + 1))
         else:
-            yield last
-            last = one
-    yield last
+            joined.extend(together)
+    return joined
+
+
+def _in_place(one: Slice) -> bool:
+    """Whether a slice is one piece that lies at the same place in the blocks of both sides."""
+    return one.count == 1 and one.prefill_offset == one.decode_offset

@@ -65,13 +65,9 @@ def read_public(path: Path) -> str:
 
 def read_secret(path: Path) -> KeyPair:
     """The pair of a secret key file. Refuses one that others can read."""
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise UsageError(f"cannot read the secret key {path}: {error.strerror}") from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+    secret = _read(path, "secret")  # first: a public key in its place may be read by anyone
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UsageError(f"the secret key {path} can be read by others; make it yours alone: chmod 600 {path}")
-    secret = _read(path, "secret")
     return KeyPair(zmq.curve_public(secret.encode()).decode(), secret)
 
 
@@ -97,7 +93,7 @@ def _read(path: Path, kind: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     declared = [line for line in text.splitlines() if line.startswith("# kvxfer CURVE")]
     if declared and f"CURVE {kind} key" not in declared[0]:
-        raise UsageError(f"{path} does not hold a {kind} key: {declared[0][2:]}")
+        raise UsageError(f"{path} holds the {declared[0][2:]}, and a {kind} key is wanted here; give the other file")
     if len(lines) != 1 or len(lines[0]) != Z85_LENGTH or not _is_z85(lines[0]):
         raise UsageError(f"{path} does not hold a {kind} key; `kvxfer keys` makes them")
     return lines[0]

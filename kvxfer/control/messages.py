@@ -68,7 +68,7 @@ class Opened(Message, frozen=True):
     library_ns: int = 0  # how much of the phase went into loading code
 
 
-SliceNumbers = tuple[int, int, int, int, int, int, int, int, int, int, int, int]
+SliceNumbers = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
 """The fields of a kvxfer.cache.layout.Slice, in order."""
 
 
@@ -171,7 +171,9 @@ class Ran(Message, frozen=True):
     handover_ns: bytes
     wall_ns: int
     wrong_epochs: int
-    cpu_ns: int  # user + system time of this worker
+    cpu_ns: int  # user + system time of this worker, stamping and checking included
+    checking_cpu_ns: int  # of that, what stamping and checking took
+    elapsed_ns: int  # of the whole loop; what the CPU times were counted over
     other_cpu_ns: int  # what the rest of this host used meanwhile (the peer's worker included when it runs here)
     steal_ns: int
 
@@ -185,6 +187,7 @@ class Copy(Message, frozen=True):
 
 class Copied(Message, frozen=True):
     bytes_copied: int
+    descriptors: int
     samples_ns: bytes
 
 

@@ -60,7 +60,10 @@ class Assumptions:
         """
         if self.params_active is not None:
             return self.params_active, "--params-active"
-        return (float(shape.params_active), "the model's") if shape.params_active is not None else None
+        if shape.params_active is None:
+            return None
+        whose = "the model's" if shape.params_active == shape.params_total else "the model's active ones"
+        return float(shape.params_active), whose
 
     def request_bytes(self, shape: ModelShape, tokens: int, block_size: int, dtype: DType) -> int:
         """Bytes of a whole prompt on the wire, whole blocks."""

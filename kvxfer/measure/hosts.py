@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvxfer.control.messages import HostInfo
 from kvxfer.errors import UnavailableError
+from kvxfer.measure.host import usable_bytes
 from kvxfer.measure.request import Row
 from kvxfer.model.shape import blocks_of
 
@@ -58,57 +59,68 @@ class Hosts:
 
         Cold caches are worth half of the memory, not more: a row may then be hot, which it says.
         """
-        one = row.largest_side_bytes
-        cold = -(-COLD_FACTOR * self.llc_bytes // (one * self.sides_here)) if self.llc_bytes else 2
-        affordable = min(self.usable_here, self.usable_there) // (2 * self.sides_here * one)
+        cold = -(-COLD_FACTOR * self.llc_bytes // self._touched(row)) if self.llc_bytes else 2
+        affordable = min(self.usable_here, self.usable_there) // (2 * self._kept(row))
         if self.most_there is not None:
-            affordable = min(affordable, self.most_there // one)
+            affordable = min(affordable, self.most_there // row.decode_bytes)
         return max(row.inflight, min(cold, MAX_SLOTS, affordable), 1)
 
     def is_hot(self, row: Row) -> bool | None:
         """Whether lines may still be cached when they are used again; None when the cache's size is unknown."""
         if not self.llc_bytes:
             return None
-        return self.slots(row) * row.largest_side_bytes * self.sides_here < COLD_FACTOR * self.llc_bytes
+        return self.slots(row) * self._touched(row) < COLD_FACTOR * self.llc_bytes
 
-    def pool_bytes(self, row: Row) -> int:
-        """Memory of one side's pool, the larger one's."""
-        return self.slots(row) * row.largest_side_bytes
+    def _touched(self, row: Row) -> int:
+        """Bytes of one request that are read or written on a host; with two hosts, on the one with fewer."""
+        read, written = row.read_bytes, row.decode_bytes
+        return read + written if self.sides_here == 2 else min(read, written)
 
-    def spare_bytes(self, row: Row) -> int:
-        """Memory beside the pools, with some left for everyone else."""
-        return max(0, self.usable_here - self.pool_bytes(row) * self.sides_here)
+    def _kept(self, row: Row) -> int:
+        """Memory of one request on a host; with two hosts, on the one with more."""
+        prefill, decode = row.prefill_bytes, row.decode_bytes
+        return prefill + decode if self.sides_here == 2 else max(prefill, decode)
+
+    def host_bytes(self, row: Row) -> int:
+        """Memory of all the pools of a row on one host."""
+        return self.slots(row) * self._kept(row)
 
     def require_memory(self, together: Sequence[Row]) -> None:
         """Raises UnavailableError when the pools of rows that are measured together do not fit; says what would."""
-        one_side = sum(self.pool_bytes(row) for row in together)
-        largest = max(together, key=self.pool_bytes)
-        share = self.pool_bytes(largest) / one_side
-        sides = self.sides_here
-        what = "both sides'" if sides == 2 else "its"
+        needed = sum(self.host_bytes(row) for row in together)
+        largest = max(together, key=self.host_bytes)
+        share = self.host_bytes(largest) / needed
+        what = "both sides'" if self.sides_here == 2 else "its"
         for name, usable in (("this host", self.usable_here), ("the decode side's host", self.usable_there)):
-            if one_side * sides <= usable:
+            if needed <= usable:
                 continue
             raise UnavailableError(
-                f"not enough memory: {_named(largest)} need {_gib(one_side * sides)} for {what} pools on {name}, where "
-                f"{_gib(usable)} can be used; " + _what_fits(largest, int(usable / sides * share))
+                f"not enough memory: {_named(largest)} need {_gib(needed)} for {what} pools on {name}, where "
+                f"{_gib(usable)} can be used; " + what_fits(largest, self._kept, int(usable * share))
             )
-        if self.most_there is not None and self.pool_bytes(largest) > self.most_there:
+        pool = largest.decode_bytes * self.slots(largest)
+        if self.most_there is not None and pool > self.most_there:
             raise UnavailableError(
-                f"{_named(largest)} need a pool of {_gib(self.pool_bytes(largest))}, and the decode side's server "
-                f"allows {_gib(self.most_there)} (its --max-gib); " + _what_fits(largest, self.most_there)
+                f"{_named(largest)} need a pool of {_gib(pool)}, and the decode side's server allows "
+                f"{_gib(self.most_there)} (its --max-gib); "
+                + what_fits(largest, lambda row: row.decode_bytes, self.most_there)
             )
 
+    def with_memory_now(self) -> Hosts:
+        """The same hosts with what can be used of this one's memory at the moment."""
+        there = usable_bytes() if self.sides_here == 2 else self.usable_there
+        return replace(self, usable_here=usable_bytes(), usable_there=there)
 
-def _what_fits(row: Row, budget: int) -> str:
-    """The longest prompt whose pool fits into so many bytes."""
+
+def what_fits(row: Row, size: Callable[[Row], int], budget: int) -> str:
+    """The longest prompt whose requests in flight fit into so many bytes; `size` is that of one request."""
     blocks = blocks_of(row.tokens, row.spec.block_size)
     low, high = 0, row.tokens // row.spec.block_size + 1  # in blocks: low fits, high does not
     while high - low > 1:
         middle = (low + high) // 2
         held = row.held_blocks * middle // blocks  # of the same share of the prompt, or a little less
         shorter = replace(row, tokens=middle * row.spec.block_size, held_blocks=held)
-        low, high = (middle, high) if row.inflight * shorter.largest_side_bytes <= budget else (low, middle)
+        low, high = (middle, high) if row.inflight * size(shorter) <= budget else (low, middle)
     if low == 0:
         return "not even one block fits: use a smaller model or another host"
     return f"--tokens {low * row.spec.block_size} fits"

@@ -84,5 +84,8 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return "closed its connection"
         if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
+            by = signal.Signals(-code)
+            return f"was killed by {by.name}" + (
+                " (the kernel does that when memory runs out)" if by == signal.SIGKILL else ""
+            )
         return f"ended by itself with status {code}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -11,10 +11,14 @@ from kvxfer.cache.layout import RankPair, Ranks, Region, rank_pairs, regions
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.cache.tables import BlockTables, scatter
 from kvxfer.cache.wire import Wire, on_the_wire
+from kvxfer.errors import UsageError
 from kvxfer.model.shape import ModelShape
 
 Op = Literal["push", "pull"]
 VerifyMode = Literal["full", "sample", "off"]
+
+MAX_BLOCKS = 1 << 19
+"""Of a request: more take longer to place at random than the other side waits for a sign of life."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,12 @@ class Row:
         """Raises UsageError when the cache cannot be cut over the ranks, or when nothing is left to move."""
         regions(self.spec.parts, self.prefill)
         regions(self.spec.parts, self.decode)
-        self.spec.blocks(self.tokens, self.held_blocks)
+        most = max(self.spec.blocks(self.tokens, self.held_blocks))
+        if most > MAX_BLOCKS:
+            raise UsageError(
+                f"{self.tokens} tokens in blocks of {self.spec.block_size} are {most} blocks, and a request has at "
+                f"most {MAX_BLOCKS} here; raise --block-size or lower --tokens"
+            )
 
     @cached_property
     def wire(self) -> Wire:
@@ -77,9 +86,24 @@ class Row:
         return self.wire.bytes
 
     @cached_property
-    def largest_side_bytes(self) -> int:
-        """Bytes of the request in the memory of the side that keeps more of it."""
-        return max(self.side_bytes(self.prefill_regions), self.side_bytes(self.decode_regions))
+    def prefill_bytes(self) -> int:
+        """Bytes of the request in the prefill side's memory, all ranks together."""
+        return self.side_bytes(self.prefill_regions)
+
+    @cached_property
+    def decode_bytes(self) -> int:
+        """Bytes of the request in the decode side's memory, all ranks together."""
+        return self.side_bytes(self.decode_regions)
+
+    @cached_property
+    def read_bytes(self) -> int:
+        """Bytes that are read on the prefill side: once what several decode ranks get, not what none gets."""
+        slices = {
+            replace(one, decode_region=0, decode_block=0, decode_offset=0, decode_stride=0)
+            for pair in self.pairs
+            for one in pair.slices
+        }
+        return sum(one.length * one.count * self.blocks[one.group] for one in slices)
 
     def side_bytes(self, side: Sequence[Region]) -> int:
         """Bytes of the request in a side's memory, all ranks together."""

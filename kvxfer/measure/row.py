@@ -17,7 +17,7 @@ from kvxfer.result import statistics
 
 GIB = 1 << 30
 NOISY_SHARE = 0.05
-BULK_SAMPLES = 5
+BULK_SAMPLES = 20
 REFERENCE_NS = 1_000_000_000
 
 Say = Callable[[str], None]
@@ -128,14 +128,17 @@ class RowRun:
         moved = totals.requests * self.row.bytes / GIB
         if not moves_data:
             return {"prefill": None, "decode": None}
-        return {"prefill": totals.cpu_prefill_ns / 1e9 / moved, "decode": totals.cpu_decode_ns / 1e9 / moved}
+        return {
+            "prefill": max(0, totals.cpu_prefill_ns - totals.checking_prefill_ns) / 1e9 / moved,
+            "decode": max(0, totals.cpu_decode_ns - totals.checking_decode_ns) / 1e9 / moved,
+        }
 
     def _noise(self, totals: Totals) -> dict[str, Any]:
         """Whether others (not the other worker), or the hypervisor, took more than 5 % of a host's CPUs."""
         same_host = self._hosts.sides_here == 2
         others_prefill = totals.others_prefill_ns - (totals.cpu_decode_ns if same_host else 0)
         others_decode = totals.others_decode_ns - (totals.cpu_prefill_ns if same_host else 0)
-        wall = max(1, totals.wall_ns)
+        wall = max(1, totals.elapsed_ns)
         share = max(
             others_prefill / (wall * self._hosts.here.cpus),
             others_decode / (wall * self._hosts.there.cpus),
@@ -154,11 +157,10 @@ class RowRun:
             samples.extend(pair.run(1, bulk=True).transfer_ns.tolist())
         self._reference("bulk", self.row.bytes, len(self.row.pairs), None, samples)
 
-        limit = self._hosts.spare_bytes(self.row)
-        copied, times = pair.copy(limit, REFERENCE_NS)
-        if copied:
-            descriptors = round(pair.descriptors * copied / self.row.bytes)
-            self._reference("memcpy", copied, descriptors, 1, times.tolist())
+        copied = pair.copy(self._hosts.with_memory_now().usable_here, REFERENCE_NS)
+        if copied.bytes_copied:
+            times = np.frombuffer(copied.samples_ns, np.int64).tolist()
+            self._reference("memcpy", copied.bytes_copied, copied.descriptors, 1, times)
 
     def _reference(self, kind: str, size: int, descriptors: int, threads: int | None, samples: list[int]) -> None:
         median = statistics.median(samples)

@@ -73,6 +73,12 @@ def measure(session: Session, request: Request, hosts: Hosts, outcome: Outcome, 
         hosts.require_memory(group)
     for number, group in enumerate(groups):
         try:
+            hosts.with_memory_now().require_memory(group)
+        except UnavailableError as error:  # others have taken memory since
+            for row in group:
+                outcome.fail(row, error)
+            continue
+        try:
             _measure_group(session, group, request, hosts, outcome, say)
         except PeerLostError as error:
             for row in [row for rest in groups[number:] for row in rest]:

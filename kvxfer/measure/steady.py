@@ -26,8 +26,11 @@ class Totals:
 
     requests: int = 0
     wall_ns: int = 0
+    elapsed_ns: int = 0  # the same with stamping, checking and waiting between requests
     cpu_prefill_ns: int = 0
     cpu_decode_ns: int = 0
+    checking_prefill_ns: int = 0  # of that, what stamping and checking took
+    checking_decode_ns: int = 0
     others_prefill_ns: int = 0  # CPU time of others on the prefill side's host
     others_decode_ns: int = 0
     steal_ns: int = 0
@@ -36,8 +39,11 @@ class Totals:
     def add(self, batch: Batch) -> None:
         self.requests += len(batch.transfer_ns)
         self.wall_ns += batch.wall_ns
+        self.elapsed_ns += max(batch.prefill.elapsed_ns, batch.decode.elapsed_ns)
         self.cpu_prefill_ns += batch.prefill.cpu_ns
         self.cpu_decode_ns += batch.decode.cpu_ns
+        self.checking_prefill_ns += batch.prefill.checking_cpu_ns
+        self.checking_decode_ns += batch.decode.checking_cpu_ns
         self.others_prefill_ns += batch.prefill.other_cpu_ns
         self.others_decode_ns += batch.decode.other_cpu_ns
         self.steal_ns += max(batch.prefill.steal_ns, batch.decode.steal_ns)

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from kvxfer.cache.layout import Slice
-from kvxfer.cache.plan import TransferPlan, transfer_plan
+from kvxfer.cache.plan import Offsets, TransferPlan, transfer_plan
 from kvxfer.cache.tables import Table
 from kvxfer.control import messages as m
 from kvxfer.control.pipe import Pipe, PipeClosedError
@@ -93,6 +93,7 @@ class Worker:
         self.legs = [[Slice(*numbers) for numbers in leg] for leg in command.legs]
         self.decode_region_bytes = command.decode_regions
         self._prefill_bytes = sum(command.prefill_regions)
+        self._decode_bytes = sum(command.decode_regions)
         self.region_bytes = command.prefill_regions if self.prefill else command.decode_regions
         self.whole = self.context.allocate(sum(self.region_bytes))
         return m.Done()
@@ -152,21 +153,28 @@ class Worker:
         return self.native.Leg(peer, prepared, *own, *prefill, plan.lengths)
 
     def _prepare_bulk(self, timeout_ns: int) -> m.Prepared:
-        """One descriptor per leg over the whole pools; the legs' lie apart on the decode side."""
-        legs, at = [], 0
+        """One descriptor per leg over the whole pools; as many requests as have room, to be as cold as the others."""
+        lengths = [placed.plan.bytes for placed in self._placed[0]]
+        room = min(len(self._placed), self._decode_bytes // sum(lengths))
+        at = 0
+        for _ in range(max(1, room)):
+            legs = []
+            for peer, length in zip(self.peers, lengths, strict=True):
+                legs.append(self._bulk_leg(peer, at, length, timeout_ns))
+                at += length
+            self._bulk.append(self.native.LoopRequest(legs))
+        return m.Prepared([len(lengths)] * len(self._bulk), sum(lengths))
+
+    def _bulk_leg(self, peer: _native.Peer, at: int, length: int, timeout_ns: int) -> _native.Leg:
+        """The bytes from `at` on of the decode side's pool; replicated ones come from the same place at prefill."""
         whole = np.array([self.whole.id], np.uint32)
+        decode = np.array([at], np.uint64)
+        prefill = np.array([at % max(1, self._prefill_bytes - length + 1)], np.uint64)
+        own, other = (prefill, decode) if self.prefill else (decode, prefill)
+        size, start = np.array([length], np.uint64), np.zeros(1, np.uint32)
+        plan = self.context.prepare(peer, whole, own, whole, other, size, start, timeout_ns)
         nothing = np.zeros(0, np.uint32), np.zeros(0, np.uint64)
-        for peer, placed in zip(self.peers, self._placed[0], strict=True):
-            length = placed.plan.bytes
-            decode = np.array([at], np.uint64)
-            prefill = np.array([at % max(1, self._prefill_bytes - length + 1)], np.uint64)
-            own, other = (prefill, decode) if self.prefill else (decode, prefill)
-            size = np.array([length], np.uint64)
-            plan = self.context.prepare(peer, whole, own, whole, other, size, np.zeros(1, np.uint32), timeout_ns)
-            legs.append(self.native.Leg(peer, plan, *nothing, *nothing, nothing[1]))
-            at += length
-        self._bulk = [self.native.LoopRequest(legs)]
-        return m.Prepared([len(legs)], at)
+        return self.native.Leg(peer, plan, *nothing, *nothing, nothing[1])
 
     # --- data
 
@@ -189,7 +197,7 @@ class Worker:
         return m.Verified(checked, wrong, where)
 
     def run(self, command: m.Run) -> m.Ran:
-        meter = CpuMeter()
+        meter, began = CpuMeter(), time.monotonic_ns()
         result = self.native.run_loop(
             self.context,
             self._bulk if command.bulk else self._requests,
@@ -210,35 +218,46 @@ class Worker:
             handover_ns=result.handover_ns,
             wall_ns=result.wall_ns,
             wrong_epochs=result.wrong_epochs,
-            cpu_ns=max(0, own - result.checking_cpu_ns),
+            cpu_ns=own,
+            checking_cpu_ns=result.checking_cpu_ns,
+            elapsed_ns=time.monotonic_ns() - began,
             other_cpu_ns=others,
             steal_ns=steal,
         )
 
     def copy(self, command: m.Copy) -> m.Copied:
-        """Into fresh memory laid out as the decode side's pool, as many whole regions as max_bytes allows."""
+        """Into fresh memory laid out as the decode side's pool, as many whole regions as max_bytes allows.
+
+        Cycles through the requests as the transfers do.
+        """
         ends = np.cumsum(self.decode_region_bytes)
         regions = int(np.searchsorted(ends, command.max_bytes, side="right"))
-        if regions == 0:
-            return m.Copied(0, b"")
-        decode_starts = np.concatenate([[0], ends]).astype(np.uint64)
-        own_starts = np.concatenate([[0], np.cumsum(self.region_bytes)]).astype(np.uint64)
-        plans = [placed.plan for placed in self._placed[0]]
-        chosen = [plan.decode_regions < regions for plan in plans]
-        to, source, lengths = (
-            np.concatenate([part[mask] for part, mask in zip(parts, chosen, strict=True)])
-            for parts in (
-                [decode_starts[plan.decode_regions] + plan.decode_offsets for plan in plans],
-                [own_starts[plan.prefill_regions] + plan.prefill_offsets for plan in plans],
-                [plan.lengths for plan in plans],
-            )
-        )
+        pieces = [self._copied_pieces(placed, regions) for placed in self._placed]
+        if regions == 0 or len(pieces[0][2]) == 0:
+            return m.Copied(0, 0, b"")
         target = self.native.Mapping(int(ends[regions - 1]))
         samples: list[int] = []
         began = time.monotonic_ns()
         while not samples or (len(samples) < COPY_MAX_SAMPLES and time.monotonic_ns() - began < command.max_ns):
+            to, source, lengths = pieces[len(samples) % len(pieces)]
             samples.append(self.native.copy_pieces(target.address, to, self.whole.address, source, lengths))
-        return m.Copied(int(lengths.sum()), np.array(samples, np.int64).tobytes())
+        lengths = pieces[0][2]
+        return m.Copied(int(lengths.sum()), len(lengths), np.array(samples, np.int64).tobytes())
+
+    def _copied_pieces(self, legs: list[Placed], regions: int) -> tuple[Offsets, Offsets, Offsets]:
+        """(to, from, lengths) of what a request moves into the first `regions` regions of the decode side."""
+        decode_starts = np.concatenate([[0], np.cumsum(self.decode_region_bytes)]).astype(np.uint64)
+        own_starts = np.concatenate([[0], np.cumsum(self.region_bytes)]).astype(np.uint64)
+        plans = [placed.plan for placed in legs]
+        chosen = [plan.decode_regions < regions for plan in plans]
+        to = [decode_starts[plan.decode_regions] + plan.decode_offsets for plan in plans]
+        source = [own_starts[plan.prefill_regions] + plan.prefill_offsets for plan in plans]
+        lengths = [plan.lengths for plan in plans]
+        joined = [
+            np.concatenate([part[mask] for part, mask in zip(parts, chosen, strict=True)])
+            for parts in (to, source, lengths)
+        ]
+        return joined[0], joined[1], joined[2]
 
     def describe(self, _: m.Describe) -> m.Described:
         return m.Described([lane for peer in self.peers for lane in peer.describe()])
@@ -266,10 +285,15 @@ class Placed:
     def place(self, piece: int, word: int) -> str:
         """A word of a piece in terms of the decode side's cache."""
         region = int(self.plan.decode_regions[piece])
-        slice_ = next(one for one in self._slices if one.decode_region == region)
-        block, within = divmod(int(self.plan.decode_offsets[piece]) + 8 * word, slice_.decode_block)
+        here = [one for one in self._slices if one.decode_region == region]
+        block, within = divmod(int(self.plan.decode_offsets[piece]) + 8 * word, here[0].decode_block)
+        # The slice that begins last before the place; pieces of one slice may lie between those of others.
+        start = int(self.plan.decode_offsets[piece]) % here[0].decode_block
+        slice_ = max((one for one in here if one.decode_offset <= start), key=lambda one: one.decode_offset)
         position = int(np.flatnonzero(self._decode[slice_.group] == block)[0])
-        return f"region {region} (layer {slice_.layer}), block {position} of the request, word {within // 8}"
+        last = slice_.layer + slice_.layers - 1
+        layer = f"layer {slice_.layer}" if slice_.layers == 1 else f"layers {slice_.layer} to {last}"
+        return f"region {region} ({layer}), block {position} of the request, word {within // 8}"
 
 
 class Link:

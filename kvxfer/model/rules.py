@@ -39,6 +39,16 @@ COMMON = frozenset(
 )
 """Fields that every family understands."""
 
+ABOUT_OTHER_THINGS = frozenset(
+    {
+        *("rope_scaling", "rope_parameters", "quantization_config", "compression_config", "auto_map"),
+        *("id2label", "label2id", "task_specific_params", "generation_config", "bnb_config"),
+        *("text_config", "llm_config", "language_config"),  # read as a config of their own
+        *("vision_config", "audio_config"),  # another tower, which a family that has one knows
+    }
+)
+"""Fields whose objects say nothing of the cache, whatever their fields are called."""
+
 
 def refuse_unknown(
     config: Mapping[str, Any], understood: Collection[str], family: str, where: str, prefix: str
@@ -51,6 +61,12 @@ def refuse_unknown(
     fields = [name for name in fields if name not in COMMON and name not in understood]
     if fields:
         raise unknown_field(config, fields, family, where, prefix)
+    for name, value in config.items():
+        if name in understood or name in COMMON or name in ABOUT_OTHER_THINGS:
+            continue
+        for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, dict):
+                refuse_unknown(inner, (), family, where, f"{prefix}{quoted(name)[1:-1]}.")
 
 
 def unknown_field(

@@ -211,7 +211,7 @@ def _print_references(
 
     row_speed = _column(compared, "row\nGB/s", lambda row: figure(row["bandwidth_gbyte_s"]))
     columns = [row_speed, speed("bulk"), share("bulk"), speed("memcpy"), share("memcpy")]
-    title = f"Ceilings: the same bytes moved in simpler ways ({scope})"
+    title = f"References: the same bytes moved in simpler ways ({scope})"
     _print_table(title, _key_columns(compared, keys), columns, console)
 
 

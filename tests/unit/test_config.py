@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -364,3 +365,21 @@ def one_shape_or_one_error(config: dict[str, Any]) -> None:
     else:
         message = ""
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("attn_config", {"sliding_window_size": 128}, "attn_config.sliding_window_size"),
+        ("attention", {"inner": {"kv_lora_rank": 16}}, "attention.inner.kv_lora_rank"),
+        ("layer_config", [{}, {"window": 8}], "layer_config.window"),
+    ],
+)
+def test_fields_of_objects_inside_are_refused_by_name_too(field: str, value: Any, named: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(named)):
+        shape_from_config(PLAIN | {field: value}, "inside", "config.json")
+
+
+def test_objects_that_say_nothing_of_the_cache_are_passed_over() -> None:
+    quantized = PLAIN | {"quantization_config": {"weight_block_size": [128, 128]}}
+    assert shape_from_config(quantized, "quantized", "config.json").layers == PLAIN["num_hidden_layers"]

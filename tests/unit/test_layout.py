@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,23 +14,24 @@ from kvxfer.cache.plan import transfer_plan
 from kvxfer.cache.tables import BlockTables, scatter
 from kvxfer.errors import UsageError
 
-TP = st.sampled_from([1, 2, 3, 4, 6, 8])
+SIZES = [1, 2, 3, 4, 6, 8, 12]
 
 
 @st.composite
 def models(draw: st.DrawFn) -> tuple[list[Part], int, int]:
-    """Parts of one to three layers with one block size, and two tensor-parallel sizes that fit them."""
-    heads = draw(st.sampled_from([1, 2, 4, 6, 8]))
-    fitting = st.sampled_from([tp for tp in (1, 2, 3, 4, 6, 8, 12) if heads % tp == 0 or tp % heads == 0])
+    """Parts of one to three layers with one block size and heads of their own, and tensor-parallel sizes that fit."""
+    sizes = draw(st.sampled_from(SIZES)), draw(st.sampled_from(SIZES))
+    fitting = [n for n in (1, 2, 4, 6, 8, 24) if all(n % tp == 0 or tp % n == 0 for tp in sizes)]
     tokens = draw(st.integers(1, 4))
     parts = []
     for layer in range(draw(st.integers(1, 3))):
         if draw(st.booleans()):
+            heads = draw(st.sampled_from(fitting))
             names = draw(st.sampled_from([["kv"], ["k", "v"]]))
             parts += [Part(layer, name, heads, draw(st.integers(1, 5)), tokens) for name in names]
         else:
             parts.append(Part(layer, "latent", 1, draw(st.integers(1, 9)), tokens, replicated=True))
-    return parts, draw(fitting), draw(fitting)
+    return parts, *sizes
 
 
 def place(
@@ -73,6 +76,19 @@ def move(pairs: list[RankPair], source: list[np.ndarray], target: list[np.ndarra
     return count
 
 
+def assert_cut_alike(pairs: list[RankPair], tables: BlockTables) -> None:
+    """Bytes that several rank pairs move are cut into the same pieces: each piece begins with a word of its own."""
+    pieces: dict[int, set[tuple[int, int]]] = {}
+    for pair in pairs:
+        plan = transfer_plan(pair.slices, [tables.prefill[0]], [tables.decode[0]])
+        columns = plan.prefill_regions, plan.prefill_offsets, plan.prefill_offsets + plan.lengths
+        for region, start, end in zip(*(column.tolist() for column in columns), strict=True):
+            pieces.setdefault(region, set()).add((start, end))
+    for cut in pieces.values():
+        ordered = sorted(cut)
+        assert all(before[1] <= after[0] for before, after in pairwise(ordered))
+
+
 @given(
     models(),
     st.tuples(st.integers(1, 3), st.integers(1, 3)),
@@ -105,6 +121,7 @@ def test_moving_the_plans_equals_indexing_the_logical_tensor(
     move(rank_pairs(prefill, decode, order), source, target, tables)
     for got, wanted in zip(target, expected, strict=True):
         assert np.array_equal(got, wanted)
+    assert_cut_alike(rank_pairs(prefill, decode, order), tables)
 
 
 @pytest.mark.parametrize(

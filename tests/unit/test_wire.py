@@ -22,7 +22,7 @@ from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.measured import measured_rows
 from kvxfer.cost.ratio import ratio_rows
 from kvxfer.errors import UsageError
-from kvxfer.measure.hosts import _what_fits
+from kvxfer.measure.hosts import what_fits
 from kvxfer.measure.request import Row
 from kvxfer.measure.row import common
 from kvxfer.model.dtypes import BF16
@@ -171,7 +171,7 @@ def test_plan_counts_replicated_latents(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize(
     ("argv", "gpus"),
-    [([], 4), (["--tp-prefill", "1"], 1), (["--tp-decode", "8"], 4), (["--tp-prefill", "8", "--gpus", "2"], 2)],
+    [([], 4), (["--tp-prefill", "1"], 4), (["--tp-decode", "8"], 4), (["--tp-prefill", "8", "--gpus", "2"], 2)],
 )
 def test_gpus_are_the_ranks_of_prefill_where_those_are_given(
     argv: list[str], gpus: int, capsys: pytest.CaptureFixture[str]
@@ -241,7 +241,7 @@ def test_a_row_moves_the_blocks_that_decode_lacks(model: str, tokens: int, share
     held = int(share * -(-tokens // 16))
     one = row(model, tokens, held)
     assert one.bytes == one.wire.bytes == load_model(model).request_bytes(tokens, 16, BF16, held)
-    assert one.bytes == one.spec.request_bytes(tokens, held) == one.largest_side_bytes
+    assert one.bytes == one.spec.request_bytes(tokens, held) == one.prefill_bytes == one.decode_bytes == one.read_bytes
 
 
 def test_windows_and_states_of_a_prefix_hit() -> None:
@@ -268,10 +268,14 @@ def test_bench_and_ratio_agree_on_the_bytes_of_a_hit() -> None:
 
 def test_what_fits_into_memory_is_told_for_the_same_share() -> None:
     one = row("8b", 8192, 256)
-    budget = one.largest_side_bytes // 2
-    assert _what_fits(one, budget) == "--tokens 4096 fits"
-    assert _what_fits(replace(one, held_blocks=0), budget) == "--tokens 2048 fits"
-    assert _what_fits(one, 0).startswith("not even one block")
+    budget = one.decode_bytes // 2
+
+    def fits(wanted: Row, size: int) -> str:
+        return what_fits(wanted, lambda row: row.decode_bytes, size)
+
+    assert fits(one, budget) == "--tokens 4096 fits"
+    assert fits(replace(one, held_blocks=0), budget) == "--tokens 2048 fits"
+    assert fits(one, 0).startswith("not even one block")
 
 
 def test_tables_say_ranks_and_held_tokens() -> None:
