@@ -36,6 +36,7 @@ def command(
     backend: Annotated[str, typer.Option(help="auto, tcp or null; several with commas are measured in turn")] = "auto",
     tokens: Annotated[str, typer.Option(help="prompt lengths")] = "512,2048,8192",
     op: Annotated[str, typer.Option(help="push (prefill writes), pull (decode reads) or both")] = "push",
+    with_mtp: Annotated[bool, typer.Option("--with-mtp", help="move the layers of multi-token prediction too")] = False,
     block_size: Annotated[str, typer.Option(help="tokens per block; whole blocks move")] = "16",
     layout: assumed.Layout = "nhd",
     tp_prefill: assumed.TpPrefill = None,
@@ -93,7 +94,7 @@ def command(
         prefix_hit_decode=prefix_hit_decode,
     )
     wanted = {
-        "shape": load_model(model),
+        "shape": load_model(model).with_mtp() if with_mtp else load_model(model),
         "dtypes": list(dict.fromkeys(resolve_dtype(word) for word in split_list(dtype, "--dtype"))),
         "tokens": parse_int_list(tokens, "--tokens", high=LARGEST_TOKENS),
         "ops": ["push", "pull"]

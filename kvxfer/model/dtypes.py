@@ -33,10 +33,10 @@ FP8_DS_MLA = DType("fp8_ds_mla", 1, "uint8", latent_bytes=656)
 NVFP4_DS_MLA = DType("nvfp4_ds_mla", 1, "uint8", latent_bytes=352)
 
 DTYPES = {dtype.name: dtype for dtype in (BF16, FP16, FP8_E4M3, FP8_E5M2)}
-"""Those of plain elements: what bench can move."""
+"""Those of plain elements."""
 
 PACKED = {dtype.name: dtype for dtype in (FP8_PER_TOKEN_HEAD, FP8_DS_MLA, NVFP4_DS_MLA)}
-"""Those with scales among the elements: kvxfer knows their bytes and has no layout to move them in."""
+"""Those with scales among the elements."""
 
 ALIASES = {"fp8": FP8_E4M3}
 

@@ -70,5 +70,11 @@ def test_every_family_moves_its_bytes(place: Place, model: str, dtype: str, toke
         assert row["verified"] == "full"
 
 
+def test_layers_of_multi_token_prediction_move_too(place: Place) -> None:
+    (row,) = place.measure("--model", "deepseek-v3", "--tokens", "32", "--with-mtp")["results"]
+    assert row["bytes"] == load_model("deepseek-v3").with_mtp().request_bytes(32, 16, resolve_dtype("bf16"))
+    assert row["descriptors"] == 2 * 62
+
+
 def test_ranks_that_do_not_divide_the_heads_are_refused(place: Place) -> None:
     place.bench("--tp-decode", "3").failed(2, "tensor parallelism of 3 does not fit 2 KV heads", "--tp-decode")
