@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from kvxfer import _native
 from kvxfer.errors import UnavailableError
-from kvxfer.options import parse_choice_list
+from kvxfer.options import parse_choice_list, split_list
 
 MEASURES_NOTHING = ("null",)  # never chosen by auto
+LATER = ("ucx", "nccl", "shm", "cma", "cuda_copy", "nixl", "mooncake")
+"""Transports that users ask for by these names and that are still to come."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,9 @@ def choose_backends(text: str) -> list[str]:
         if not usable:
             raise UnavailableError("no backend can be used here; `kvxfer doctor` says why")
         return usable[:1]
+    for name in split_list(text, "--backend"):
+        if name.lower() in LATER:
+            raise UnavailableError(f"backend {name.lower()} is not in this version, which has {', '.join(found)}")
     chosen = parse_choice_list(text, "--backend", list(found))
     for name in chosen:
         if not found[name].available:
