@@ -213,8 +213,8 @@ def test_bad_key_files(place: Place) -> None:
 
     place.bench(*peer, "--key", str(public), "--server-key", str(public)).failed(2, "read by others")
     os.chmod(public, 0o600)
-    place.bench(*peer, "--key", str(public), "--server-key", str(public)).failed(2, "does not hold a secret key")
-    place.bench(*peer, "--key", str(secret), "--server-key", str(secret)).failed(2, "does not hold a public key")
+    place.bench(*peer, "--key", str(public), "--server-key", str(public)).failed(2, "a secret key is wanted here")
+    place.bench(*peer, "--key", str(secret), "--server-key", str(secret)).failed(2, "a public key is wanted here")
     for text in ("", "too short", "x" * 40 + "\n" + "y" * 40, "~" * 40, "\u20ac" * 40):
         broken = place.directory / "broken.key"
         broken.write_text(text)
