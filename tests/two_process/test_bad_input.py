@@ -211,8 +211,9 @@ def test_bad_key_files(place: Place) -> None:
     peer = ("--peer", "127.0.0.1:7420")
     good = ("--key", str(secret), "--server-key", str(public))
 
-    place.bench(*peer, "--key", str(public), "--server-key", str(public)).failed(2, "read by others")
-    os.chmod(public, 0o600)
+    os.chmod(secret, 0o644)
+    place.bench(*peer, *good).failed(2, "read by others")
+    os.chmod(secret, 0o600)
     place.bench(*peer, "--key", str(public), "--server-key", str(public)).failed(2, "a secret key is wanted here")
     place.bench(*peer, "--key", str(secret), "--server-key", str(secret)).failed(2, "a public key is wanted here")
     for text in ("", "too short", "x" * 40 + "\n" + "y" * 40, "~" * 40, "\u20ac" * 40):
