@@ -37,7 +37,7 @@ PrefixHitDecode = Annotated[
     str, typer.Option(help="share of a prompt in decode's prefix cache (0 … 1), whose whole blocks do not move")
 ]
 Gpus = Annotated[
-    str | None, typer.Option(help="assumed: GPUs that share a prefill [ranks of prefill where given, else 4]")
+    str | None, typer.Option(help="assumed: GPUs that share a prefill [prefill's ranks if several, else 4]")
 ]
 EffTflops = Annotated[str, typer.Option(help="assumed: TFLOP/s that each of them sustains")]
 Params = Annotated[str | None, typer.Option(help="assumed: parameters of the seed row, as 70e9 [model's]")]
