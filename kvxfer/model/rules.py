@@ -30,8 +30,9 @@ SUSPICIOUS = (
 COMMON = frozenset(
     {
         *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-        # these shape the MLP or the positions, not the cache
+        # these shape the MLP, biases or the positions, not the cache
         *("decoder_sparse_step", "n_shared_experts", "num_shared_experts", "no_rope_layer_interval"),
+        *("mlp_layer_types", "qkv_bias"),
         *("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size"),
         # layers of multi-token prediction, which are counted apart
         *("num_nextn_predict_layers", "use_mtp", "num_mtp_modules", "mtp_transformer_layers", "mtp_num_hidden_layers"),

@@ -251,6 +251,8 @@ def test_nemotron_h_by_its_letters() -> None:
     assert "float32" in read(**NEMOTRON).notices[0]
     named = NEMOTRON | {"hybrid_override_pattern": None, "layers_block_type": ["mamba", "mlp", "attention", "moe"]}
     assert kinds(**named) == kinds(**NEMOTRON)
+    renamed = named | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"]}
+    assert kinds(**renamed) == kinds(**NEMOTRON)
 
 
 def test_nemotron_h_that_is_not_determined() -> None:
@@ -263,6 +265,8 @@ def test_nemotron_h_that_is_not_determined() -> None:
 
 def test_granite() -> None:
     assert kinds(**GRANITE) == (MAMBA, MAMBA, FULL, MAMBA)
+    renamed = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+    assert kinds(**GRANITE | {"layer_types": renamed}) == kinds(**GRANITE)
     bamba = GRANITE | {"model_type": "bamba", "layer_types": None, "attn_layer_indices": [2], "mamba_d_head": "auto"}
     assert kinds(**bamba) == kinds(**GRANITE)
     refused("attn_layer_indices", **bamba | {"attn_layer_indices": [9]})
@@ -272,6 +276,8 @@ def test_granite() -> None:
 
 def test_zamba2_has_attention_beside_the_state() -> None:
     assert kinds(**ZAMBA) == (MAMBA, AttentionAndState(FullAttention(8, 16, 16), MAMBA), MAMBA, MAMBA)
+    renamed = ["linear_attention", "hybrid", "linear_attention", "linear_attention"]
+    assert kinds(**ZAMBA | {"layers_block_type": renamed}) == kinds(**ZAMBA)
     assert read(**ZAMBA).kv_bytes_per_token(BF16) == 8 * 32 * 2
     assert read(**ZAMBA).fixed_bytes_per_request(16, BF16) == 4 * MAMBA.state_bytes
     refused("attention_head_dim", **ZAMBA, attention_head_dim=8)

@@ -38,7 +38,8 @@ FAMILY = Family(
     model_types=frozenset(
         {
             *("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"),
-            *("qwen3_vl_text", "qwen3_vl_moe_text", "minimax_m2"),
+            *("qwen3_vl_text", "qwen3_vl_moe_text", "minimax_m2", "phi3", "starcoder2", "exaone4"),
+            *("granite", "granitemoe", "granitemoeshared"),
         }
     ),
     applies=lambda fields: True,

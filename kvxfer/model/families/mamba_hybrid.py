@@ -7,19 +7,20 @@ from kvxfer.model.families.heads import read_heads
 from kvxfer.model.families.mamba2 import Mamba2
 from kvxfer.model.fields import Fields
 
-NAMES = {"attention": True, "full_attention": True, "mamba": False}
+NAMES = {"attention": True, "full_attention": True, "mamba": False, "linear_attention": False}
+"""Whether a layer of that name has attention; the longer names are those of newer configs."""
 
 
 def _read(fields: Fields) -> Reading:
     layers = fields.positive("num_hidden_layers")
     full = read_heads(fields).full()
     model = fields.model_bytes()
-    state = _mamba(fields).layer(model, fields.element_bytes("mamba_ssm_cache_dtype", model))
+    state = read_mamba(fields).layer(model, fields.element_bytes("mamba_ssm_cache_dtype", model))
     kinds = tuple(full if is_full else state for is_full in _attention_layers(fields, layers))
     return Reading(kinds, full.head_dim_k, full.head_dim_v)
 
 
-def _mamba(fields: Fields) -> Mamba2:
+def read_mamba(fields: Fields) -> Mamba2:
     heads = fields.positive("mamba_n_heads")
     inner = fields.positive("mamba_expand") * fields.positive("hidden_size")
     head_dim = inner // heads if fields.config.get("mamba_d_head") == "auto" else fields.positive("mamba_d_head")

@@ -11,6 +11,8 @@ from kvxfer.model.fields import Fields
 from kvxfer.model.layers import FullAttention, LayerKind, NoCache
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+NAMES = {**{name: name for name in LETTERS.values()}, "linear_attention": "mamba", "full_attention": "attention"}
+"""What layers_block_type calls them; the longer names are those of newer configs."""
 
 SSM_BYTES = 4
 """What vLLM keeps the recurrent state in when the config does not name a type: float32."""
@@ -66,7 +68,7 @@ def layer_names(fields: Fields, layers: int) -> list[str]:
         by_letters = _known(fields, "hybrid_override_pattern", letters, LETTERS)
     if fields.has("layers_block_type"):
         names = fields.per_layer("layers_block_type", layers)
-        by_names = _known(fields, "layers_block_type", names, {name: name for name in LETTERS.values()})
+        by_names = _known(fields, "layers_block_type", names, NAMES)
     if by_letters and by_names and by_letters != by_names:
         fields.fail("layers_block_type", "names other layers than hybrid_override_pattern")
     found = by_letters or by_names
@@ -88,7 +90,7 @@ FAMILY = Family(
             *("hybrid_override_pattern", "layers_block_type", "attention_head_dim", "chunk_size"),
             *("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "conv_kernel", "mamba_ssm_cache_dtype"),
             *("mamba_hidden_act", "use_conv_bias", "mamba_proj_bias", "use_mamba_kernels"),
-            "mtp_hybrid_override_pattern",
+            *("mtp_hybrid_override_pattern", "moe_latent_size"),  # the latter is of the experts
         }
     ),
     model_types=frozenset({"nemotron_h"}),

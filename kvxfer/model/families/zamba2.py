@@ -12,13 +12,14 @@ from kvxfer.model.families.mamba2 import Mamba2
 from kvxfer.model.fields import Fields
 from kvxfer.model.layers import AttentionAndState, FullAttention, LayerKind, State
 
-MAMBA, HYBRID = "mamba", "hybrid"
+MAMBA, HYBRID = ("mamba", "linear_attention"), "hybrid"
+"""Names of layers; Mamba-2 has another in newer configs."""
 
 
 def _read(fields: Fields) -> Reading:
     layers = fields.positive("num_hidden_layers")
     model = fields.model_bytes()
-    state = _mamba(fields).layer(model, model)
+    state = read_mamba(fields).layer(model, model)
     attention = _attention(fields)
     kinds = tuple(_kind(name, attention, state) for name in _names(fields, layers))
     return Reading(kinds, attention.head_dim_k, attention.head_dim_v)
@@ -35,7 +36,7 @@ def _attention(fields: Fields) -> FullAttention:
     return FullAttention(kv, head_dim, head_dim)
 
 
-def _mamba(fields: Fields) -> Mamba2:
+def read_mamba(fields: Fields) -> Mamba2:
     heads = fields.positive("n_mamba_heads")
     inner = fields.positive("mamba_expand") * fields.positive("hidden_size")
     head_dim = fields.positive("mamba_headdim", inner // heads)
@@ -47,8 +48,8 @@ def _mamba(fields: Fields) -> Mamba2:
 
 def _names(fields: Fields, layers: int) -> list[str]:
     names = fields.per_layer("layers_block_type", layers)
-    if any(name not in (MAMBA, HYBRID) for name in names):
-        fields.fail("layers_block_type", f"names layers other than {MAMBA} and {HYBRID}")
+    if any(name not in (*MAMBA, HYBRID) for name in names):
+        fields.fail("layers_block_type", f"names layers other than {MAMBA[0]} and {HYBRID}")
     return list(names)
 
 
@@ -65,6 +66,7 @@ FAMILY = Family(
             # of weights: adapters of the shared blocks, and how many such blocks there are
             *("num_mem_blocks", "adapter_rank", "use_shared_attention_adapter", "use_shared_mlp_adapter"),
             *("use_conv_bias", "use_mem_rope", "use_mem_eff_path", "use_shared_block_lora", "lora_rank"),
+            "add_bias_linear",
         }
     ),
     model_types=frozenset({"zamba2"}),
