@@ -10,7 +10,7 @@ from kvxfer.model.config_file import read_config_file
 from kvxfer.model.families import family_of
 from kvxfer.model.families.family import Family, Reading
 from kvxfer.model.fields import Fields
-from kvxfer.model.parameters import Parameters, count_parameters
+from kvxfer.model.parameters.count import Parameters, count_parameters
 from kvxfer.model.rules import refuse_unknown, unknown_field
 from kvxfer.model.shape import ModelShape
 from kvxfer.wording import quoted

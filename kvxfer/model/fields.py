@@ -74,6 +74,15 @@ class Fields:
         """A whole number that may be 0, which is also what an absent or null field means."""
         return self.positive(field) if self.has(field) else 0
 
+    def flag(self, field: str, default: bool) -> bool:
+        """Whether the field is true; absent or null: the default."""
+        value = self.config.get(field)
+        if value is None:
+            return default
+        if value not in (False, True):
+            self.fail(field, "is neither true nor false")
+        return bool(value)
+
     def per_layer(self, field: str, layers: int) -> Sequence[Any]:
         """A list (or a string of letters) with one entry for each layer."""
         value = self.config.get(field)

@@ -19,10 +19,10 @@ class ModelShape:
     is made of these only when the model is plain. naive_head_dim is what the plain formula would be given (None:
     head_dim_k). mtp_kinds are multi-token-prediction layers, which are not among the layers.
 
-    Parameters are counts, None when not known; params_active are those that work on one token (fewer than params_total
-    in a mixture of experts, else all). params_embedding counts the input embedding table plus the output head (once if
-    tied): the tables that do no work per prompt token in prefill, since the first is a lookup and the second runs for
-    the last token only. Both other counts include them.
+    Parameters are counts, None when not known; params_active are those that work on one token: fewer than params_total
+    in a mixture of experts, more where layers share weights, which count each time they work. params_embedding counts
+    the input embedding table plus the output head (once if tied): the tables that do no work per prompt token in
+    prefill, since the first is a lookup and the second runs for the last token only. Both other counts include them.
     notices are sentences a reader of any figure of this model should see.
     """
 

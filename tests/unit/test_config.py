@@ -158,35 +158,6 @@ def test_absent_fields() -> None:
     assert shape(head_dim=128).head_dim_k == 128
 
 
-def test_parameters_by_hand() -> None:
-    """Embedding and head 2·100·64; a layer: q, o 64·64, k, v 64·16, MLP 3·64·128, norms 2·64; the last norm 64."""
-    layer = 2 * 64 * 64 + 2 * 64 * 16 + 3 * 64 * 128 + 2 * 64
-    assert shape().params_total == 2 * 100 * 64 + 4 * layer + 64
-    assert shape().params_embedding == 2 * 100 * 64
-    assert shape(tie_word_embeddings=True).params_embedding == 100 * 64
-    assert shape(tie_word_embeddings=True).params_total == 100 * 64 + 4 * layer + 64
-    assert shape(model_type="qwen2").params_total == shape().params_total + 4 * (64 + 2 * 16)
-    assert shape(model_type="qwen3", head_dim=8).params_total == shape().params_total + 4 * 2 * 8
-    assert shape(attention_bias=True).params_total == shape().params_total + 4 * (64 + 2 * 16 + 64)
-    assert shape(mlp_bias=True).params_total == shape().params_total + 4 * (2 * 128 + 64)
-
-
-def test_mixture_of_experts_by_hand() -> None:
-    """Each layer has 4 experts of 3·64·128 and a router of 4·64 in place of the MLP; 2 experts work on a token."""
-    model = shape(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
-    dense = shape(model_type="mistral").params_total
-    assert dense is not None
-    assert model.params_total == dense + 4 * (3 * 3 * 64 * 128 + 4 * 64)
-    assert model.params_active == dense + 4 * (1 * 3 * 64 * 128 + 4 * 64)
-
-
-def test_mixture_that_does_not_say_enough_is_sized_but_not_counted() -> None:
-    model = shape(model_type="mixtral", num_local_experts=8)
-    assert model.kv_bytes_per_token(BF16) == shape().kv_bytes_per_token(BF16)
-    assert model.params_total is None
-    assert "--params-active" in model.notices[0]
-
-
 def test_unknown_model_type_is_said() -> None:
     model = shape(model_type="novel")
     assert model.params_total is None
