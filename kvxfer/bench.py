@@ -10,64 +10,50 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvxfer import assumed, cli
-from kvxfer.cost.assumptions import Assumptions
+from kvxfer import cli
+from kvxfer.asked import Asked, Options, read, takes_options
 from kvxfer.errors import ExitStatus, UsageError
-from kvxfer.model.dtypes import DTYPES, PACKED, resolve_dtype
-from kvxfer.model.presets import load_model
-from kvxfer.options import parse_choice, parse_float, parse_int, parse_int_list, split_list
+from kvxfer.options import parse_choice, parse_float, parse_int
 
 if TYPE_CHECKING:
     from kvxfer.control.channel import Client
-    from kvxfer.measure.request import Row
+    from kvxfer.measure.request import Op, Row
     from kvxfer.measure.run import Outcome, Request
     from kvxfer.measure.session import Session
 
-LARGEST_TOKENS = 100_000_000
-LARGEST_BLOCK = 1 << 20
+OPS: dict[str, list[Op]] = {"push": ["push"], "pull": ["pull"], "both": ["push", "pull"]}
 
 
+@takes_options
 def command(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="preset (8b, 70b, qwen3-32b, …) or the path of a config.json")] = "8b",
-    dtype: Annotated[
-        str, typer.Option(help=f"of the cache: {', '.join([*DTYPES, *PACKED])}; fp8 is fp8_e4m3; several: A,B")
-    ] = "bf16",
-    backend: Annotated[str, typer.Option(help="auto, tcp or null; several with commas are measured in turn")] = "auto",
-    tokens: Annotated[str, typer.Option(help="prompt lengths")] = "512,2048,8192",
-    op: Annotated[str, typer.Option(help="push (prefill writes), pull (decode reads) or both")] = "push",
-    with_mtp: Annotated[bool, typer.Option("--with-mtp", help="move the layers of multi-token prediction too")] = False,
-    block_size: Annotated[str, typer.Option(help="tokens per block; whole blocks move")] = "16",
-    layout: assumed.Layout = "nhd",
-    tp_prefill: assumed.TpPrefill = None,
-    tp_decode: assumed.TpDecode = None,
-    pp_prefill: assumed.PpPrefill = None,
-    pp_decode: assumed.PpDecode = None,
+    options: Options,
+    backend: Annotated[
+        str, typer.Option(metavar="NAME,…", help="auto, tcp or null; several with commas are measured in turn")
+    ] = "auto",
+    op: Annotated[
+        str, typer.Option(metavar="push|pull|both", help="push: prefill writes; pull: decode reads")
+    ] = "push",
     fragmentation: Annotated[
-        str, typer.Option(help="0: a request is one run of blocks; 1: no two blocks are adjacent")
+        str, typer.Option(metavar="SHARE", help="0: a request is one run of blocks; 1: no two blocks are adjacent")
     ] = "1",
-    seed: Annotated[str, typer.Option(help="of block tables and contents")] = "0",
-    regions: Annotated[str, typer.Option(help="memory regions per layer: 1 (K and V together) or 2")] = "1",
-    inflight: Annotated[str, typer.Option(help="requests at once")] = "1",
+    seed: Annotated[str, typer.Option(metavar="N", help="of block tables and contents")] = "0",
+    regions: Annotated[
+        str, typer.Option(metavar="1|2", help="memory regions per layer: 1 (K and V together) or 2")
+    ] = "1",
+    inflight: Annotated[str, typer.Option(metavar="N", help="requests at once")] = "1",
     device: Annotated[
-        str, typer.Option(help="where the caches lie: cpu (GPU memory comes in a later version)")
+        str, typer.Option(metavar="cpu", help="where the caches lie (GPU memory comes in a later version)")
     ] = "cpu",
     peer: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="a waiting `kvxfer serve` [none: here]")] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="our secret key, for --peer (kvxfer keys)")] = None,
     server_key: Annotated[Path | None, typer.Option(metavar="FILE", help="the public key of the --peer")] = None,
-    prefix_hit_prefill: assumed.PrefixHitPrefill = "0",
-    prefix_hit_decode: assumed.PrefixHitDecode = "0",
-    gpus: assumed.Gpus = None,
-    eff_tflops: assumed.EffTflops = "400",
-    params: assumed.Params = None,
-    params_active: assumed.ParamsActive = None,
-    link: assumed.Link = "100,200,400",
-    links: assumed.Links = "shared",
-    max_seconds: Annotated[str, typer.Option(help="most time that a row's steady state takes")] = "5",
-    min_samples: Annotated[str, typer.Option(help="fewest samples before a row may end early")] = "20",
-    setup_repeats: Annotated[str, typer.Option(help="fresh process pairs per row")] = "5",
+    max_seconds: Annotated[str, typer.Option(metavar="S", help="most time that a row's steady state takes")] = "5",
+    min_samples: Annotated[str, typer.Option(metavar="N", help="fewest samples before a row may end early")] = "20",
+    setup_repeats: Annotated[str, typer.Option(metavar="N", help="fresh process pairs per row")] = "5",
     verify: Annotated[
-        str, typer.Option(help="full: every byte of first and last request, sample: some blocks, off")
+        str,
+        typer.Option(metavar="full|sample|off", help="full: every byte of first and last request; sample: some blocks"),
     ] = "full",
     require_transport: Annotated[
         str | None, typer.Option(metavar="NAME", help="fail when something else carried the bytes (tcp, tcp/eth0)")
@@ -80,35 +66,16 @@ def command(
 ) -> int:
     """Measure what moving a model's KV cache from prefill to decode costs, cold and steady, beside its prefill."""
     parse_choice(device, "--device", ["cpu"])
-    order, prefill, decode = assumed.read_ranks(layout, tp_prefill, tp_decode, pp_prefill, pp_decode)
-    assumptions = assumed.read_assumptions(
-        prefill,
-        decode,
-        gpus=gpus,
-        eff_tflops=eff_tflops,
-        params=params,
-        params_active=params_active,
-        link=link,
-        links=links,
-        prefix_hit_prefill=prefix_hit_prefill,
-        prefix_hit_decode=prefix_hit_decode,
-    )
-    wanted = {
-        "shape": load_model(model).with_mtp() if with_mtp else load_model(model),
-        "dtypes": list(dict.fromkeys(resolve_dtype(word) for word in split_list(dtype, "--dtype"))),
-        "tokens": parse_int_list(tokens, "--tokens", high=LARGEST_TOKENS),
-        "ops": ["push", "pull"]
-        if (chosen := parse_choice(op, "--op", ["push", "pull", "both"])) == "both"
-        else [chosen],
-        "block_size": parse_int(block_size, "--block-size", high=LARGEST_BLOCK),
+    asked = read(options)
+    per_layer = parse_int(regions, "--regions", high=2)
+    ops = OPS[parse_choice(op, "--op", OPS)]
+    alike: dict[str, Any] = {
         "fragmentation": parse_float(fragmentation, "--fragmentation", 0, 1),
         "seed": parse_int(seed, "--seed", low=0, high=(1 << 63) - 1),
-        "regions": parse_int(regions, "--regions", high=2),
         "inflight": parse_int(inflight, "--inflight", high=256),
         "options": _backend_options(backend_option or []),
-        "order": order,
-        "prefill": prefill,
-        "decode": decode,
+        "prefill": asked.prefill,
+        "decode": asked.decode,
     }
     effort: dict[str, Any] = {
         "max_seconds": parse_float(max_seconds, "--max-seconds", 0, 86_400, above_low=True),
@@ -124,37 +91,32 @@ def command(
 
     backends = choose_backends(backend)
     request = Request(
-        rows=_rows(wanted, backends, assumptions),
+        rows=_rows(asked, per_layer, ops, backends, alike),
         effort=Effort(**effort),
-        assumptions=assumptions,
+        assumptions=asked.assumptions,
         words=context.obj,
         require_transport=require_transport or "",
+        notices=asked.notices,
     )
     return _run(request, peer, key, server_key, json, quiet)
 
 
-def _rows(wanted: dict[str, Any], backends: list[str], assumptions: Assumptions) -> list[Row]:
+def _rows(asked: Asked, per_layer: int, ops: list[Op], backends: list[str], alike: dict[str, Any]) -> list[Row]:
     """Raises UsageError when one of them cannot be cut over the ranks, or has nothing to move."""
-    from kvxfer.cache.spec import CacheSpec
     from kvxfer.measure.request import Row
 
     rows = [
         Row(
-            spec=CacheSpec(wanted["shape"], dtype, wanted["block_size"], wanted["regions"], wanted["order"]),
+            spec=spec,
             backend=backend,
             op=op,
             tokens=tokens,
-            held_blocks=assumptions.held_blocks(tokens, wanted["block_size"]),
-            fragmentation=wanted["fragmentation"],
-            seed=wanted["seed"],
-            inflight=wanted["inflight"],
-            options=wanted["options"] if backend != "null" else {},
-            prefill=wanted["prefill"],
-            decode=wanted["decode"],
+            held_blocks=asked.assumptions.held_blocks(tokens, asked.block_size),
+            **(alike if backend != "null" else alike | {"options": {}}),
         )
-        for dtype in wanted["dtypes"]
-        for op in wanted["ops"]
-        for tokens in wanted["tokens"]
+        for spec in [asked.spec(dtype, per_layer) for dtype in asked.dtypes]
+        for op in ops
+        for tokens in asked.tokens
         for backend in backends
     ]
     for row in rows:

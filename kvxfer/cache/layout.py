@@ -1,20 +1,33 @@
 """How a cache lies over tensor- and pipeline-parallel ranks, and which slices of its blocks go from rank to rank.
 
-The cache of a layer has parts (K and V together, K and V apart, a latent, a state), each with some heads of so many
-bytes per token. A rank holds heads / TP of them, or one when there are more ranks than heads (heads are then
-replicated), or all of a part that every rank holds whole (a latent). Pipeline stages hold consecutive layers. A block
-is NHD [token, head, cell] or HND [head, token, cell].
+The cache of a layer has parts (K and V together, K and V apart, a latent, those of a state), each with some heads of so
+many bytes per token. A rank holds heads / TP of them, or one when there are more ranks than heads and these may be
+shared (heads are then replicated), or all of a part that every rank holds whole (a latent). Pipeline stages hold
+consecutive layers. A block is NHD [token, head, cell] or HND [head, token, cell].
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 from kvxfer.errors import UsageError
 
 Order = Literal["nhd", "hnd"]
+Side = Literal["prefill", "decode"]
+
+LARGEST_RANKS = 64
+"""Tensor-parallel ranks, and pipeline stages, of a side."""
+
+ATTENTION = ("kv", "k", "v")
+"""Names of the parts that attention keeps, which have KV heads."""
+
+MOST_LISTED = 8
+
+Stages = Sequence[range]
+"""The layers of each pipeline stage."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +35,8 @@ class Part:
     """What of a layer is cut by heads as one: `cell` bytes per head and token, in blocks of `tokens` tokens.
 
     `name` tells the parts of a layer apart (kv, k, v, latent, …). `group` is the block table that its blocks are found
-    by. A replicated part is held whole by every rank.
+    by. A replicated part is held whole by every rank. With more ranks than heads each rank holds one, where heads may
+    be shared.
     """
 
     layer: int
@@ -32,6 +46,7 @@ class Part:
     tokens: int
     group: int = 0
     replicated: bool = False
+    shared: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,12 +86,13 @@ class Ranks:
     """The ranks of one side, and how their memory is cut into regions.
 
     tp tensor-parallel ranks in each of pp pipeline stages. With `together`, the layers of a stage lie together in the
-    blocks of one region per group; else every part has a region of its own.
+    blocks of one region per group; else every part has a region of its own. `side` is what errors call it.
     """
 
     tp: int = 1
     pp: int = 1
     together: bool = False
+    side: Side = "prefill"
 
     @property
     def count(self) -> int:
@@ -123,22 +139,36 @@ class RankPair:
         return sum(one.length * one.count * blocks[one.group] for one in self.slices)
 
 
-def regions(parts: Sequence[Part], ranks: Ranks) -> list[Region]:
-    """The regions of a side, rank after rank. Raises UsageError when heads or layers do not divide over the ranks."""
-    layers = 1 + max(part.layer for part in parts)
-    if ranks.pp > layers:
-        raise UsageError(
-            f"{ranks.pp} pipeline stages are more than the model's {layers} layers; choose a smaller --pp-prefill or "
-            "--pp-decode"
-        )
+def regions(parts: Sequence[Part], stages: Stages, ranks: Ranks) -> list[Region]:
+    """The regions of a side, rank after rank. Raises UsageError when the heads do not divide over the ranks."""
+    for part in parts:
+        if not fits(part, ranks.tp):
+            raise _does_not_fit(parts, part, ranks)
     found = []
-    for stage in range(ranks.pp):
-        here = [part for part in parts if part.layer * ranks.pp // layers == stage]
+    for stage, layers in enumerate(stages):
+        here = [part for part in parts if part.layer in layers]
         for tp_rank in range(ranks.tp):
             for group, together in _cut(here, ranks.together):
                 entries = _entries(together, ranks.tp, tp_rank)
                 found.append(Region(stage * ranks.tp + tp_rank, tp_rank, group, entries))
     return found
+
+
+def pipeline_stages(layers: int, ranks: Ranks, last: int = 0) -> Stages:
+    """The layers of each pipeline stage of a model of so many, whatever they keep; `last` more are on the last stage.
+
+    As vLLM splits them (vllm/distributed/utils.py): evenly, and those that are left over one each to the stages before
+    the last, from its neighbour backwards. Raises UsageError when there are more stages than layers.
+    """
+    if ranks.pp > layers:
+        raise UsageError(
+            f"--pp-{ranks.side} {ranks.pp}: more pipeline stages than the model's {layers} layers; 1 to {layers} work"
+        )
+    each, over = divmod(layers, ranks.pp)
+    counts = [each + (0 < ranks.pp - 1 - stage <= over) for stage in range(ranks.pp)]
+    ends = list(accumulate(counts))
+    ends[-1] += last
+    return [range(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def _cut(parts: list[Part], together: bool) -> list[tuple[int, list[Part]]]:
@@ -160,19 +190,28 @@ def _entries(parts: list[Part], tp: int, tp_rank: int) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
+def fits(part: Part, tp: int) -> bool:
+    """Whether so many tensor-parallel ranks can have a part's heads: as many each, or one each that others have too."""
+    return part.replicated or part.heads % tp == 0 or (part.shared and tp % part.heads == 0)
+
+
 def rank_heads(part: Part, tp: int, tp_rank: int) -> tuple[int, int]:
-    """(first head, heads) of a part on a tensor-parallel rank."""
+    """(first head, heads) of a part that fits on a tensor-parallel rank."""
     if part.replicated:
         return 0, part.heads
     if part.heads % tp == 0:
         heads = part.heads // tp
         return tp_rank * heads, heads
-    if tp % part.heads == 0 and part.name != "state":
-        return tp_rank // (tp // part.heads), 1
-    what = "the state" if part.name == "state" else f"{part.heads} KV heads"
-    raise UsageError(
-        f"tensor parallelism of {tp} does not fit {what} of layer {part.layer}: one must divide the other; choose "
-        "another --tp-prefill or --tp-decode"
+    return tp_rank // (tp // part.heads), 1
+
+
+def _does_not_fit(parts: Sequence[Part], part: Part, ranks: Ranks) -> UsageError:
+    what = "KV heads" if part.name in ATTENTION else f"heads of the {part.name} state"
+    fitting = [tp for tp in range(1, LARGEST_RANKS + 1) if all(fits(one, tp) for one in parts)]
+    listed = ", ".join(map(str, fitting[:MOST_LISTED])) + ", …" * (len(fitting) > MOST_LISTED)
+    return UsageError(
+        f"--tp-{ranks.side} {ranks.tp} does not fit the {part.heads} {what} of layer {part.layer}, which cannot be "
+        f"shared out evenly; for this model {listed} {'works' if len(fitting) == 1 else 'work'}"
     )
 
 
@@ -197,7 +236,8 @@ def rank_pairs(prefill: Sequence[Region], decode: Sequence[Region], order: Order
                 source, having = holders[entry.part][holder]
                 moved = _slice((source, prefill[source], having), (number, region, entry), first, heads, order)
                 collected.setdefault((prefill[source].rank, region.rank), []).append(moved)
-    return [RankPair(p, d, tuple(_joined(slices))) for (p, d), slices in sorted(collected.items())]
+    apart = _cut_apart(one for slices in collected.values() for one in slices)
+    return [RankPair(p, d, tuple(_joined(slices, apart))) for (p, d), slices in sorted(collected.items())]
 
 
 def _shares(head: int, heads: int, rank: int, held: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
@@ -236,23 +276,39 @@ def _slice(
     )
 
 
-def _joined(slices: list[Slice]) -> list[Slice]:
-    """One slice where all that goes between two regions is their whole blocks, layer after layer.
-
-    Anything less stays apart: other rank pairs may move some of the same bytes, and must cut them into the same pieces.
-    """
+def _between(slices: Iterable[Slice]) -> dict[tuple[int, int], list[Slice]]:
+    """The slices by prefill region and decode region."""
     between: dict[tuple[int, int], list[Slice]] = {}
     for one in slices:
         between.setdefault((one.prefill_region, one.decode_region), []).append(one)
+    return between
+
+
+def _cut_apart(slices: Iterable[Slice]) -> set[int]:
+    """The prefill regions whose blocks do not go everywhere they go as a whole.
+
+    Several decode ranks may get the same bytes of such a region, and these must be cut into the same pieces for all.
+    """
+    return {prefill for (prefill, _), together in _between(slices).items() if not _whole(together)}
+
+
+def _joined(slices: list[Slice], apart: set[int]) -> list[Slice]:
+    """One slice where whole blocks go between two regions, layer after layer; but for the prefill regions `apart`."""
     joined = []
-    for together in between.values():
-        first, last = together[0], together[-1]
-        all_of_them = sum(one.length * one.count for one in together)
-        if all_of_them == first.prefill_block == first.decode_block and all(_in_place(one) for one in together):
-            joined.append(replace(first, length=all_of_them, layers=last.layer - first.layer + 1))
-        else:
+    for (prefill, _), together in _between(slices).items():
+        if prefill in apart:
             joined.extend(together)
+        else:
+            first, last = together[0], together[-1]
+            joined.append(replace(first, length=first.prefill_block, layers=last.layer - first.layer + 1))
     return joined
+
+
+def _whole(together: list[Slice]) -> bool:
+    """Whether slices between two regions are their whole blocks."""
+    first = together[0]
+    all_of_them = sum(one.length * one.count for one in together)
+    return all_of_them == first.prefill_block == first.decode_block and all(_in_place(one) for one in together)
 
 
 def _in_place(one: Slice) -> bool:

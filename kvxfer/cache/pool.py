@@ -6,7 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from kvxfer import _native
-from kvxfer.cache.layout import Ranks, Region, regions
+from kvxfer.cache.layout import Ranks, Region
 from kvxfer.cache.spec import CacheSpec, region_addresses
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class PagedPool:
     def __init__(self, spec: CacheSpec, blocks: int, ranks: Ranks | None = None) -> None:
         self.spec = spec
         self.blocks = blocks
-        self.layout = regions(spec.parts, ranks or Ranks())
+        self.layout = spec.regions(ranks or Ranks())
         self.region_bytes = [blocks * region.block_bytes for region in self.layout]
         self.memory = _native.Mapping(sum(self.region_bytes))
         self.regions = region_addresses(self.memory.address, self.region_bytes)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd
 
-from kvxfer.cache.layout import Order, Part, Ranks, regions
+from kvxfer.cache.layout import Order, Part, Ranks, Region, pipeline_stages, regions
 from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import DType
-from kvxfer.model.layers import AttentionAndState, FullAttention, Latent, LayerKind, State
+from kvxfer.model.layers import AttentionAndState, FullAttention, GivenBytes, Latent, LayerKind, State
 from kvxfer.model.shape import ModelShape, blocks_of
+
+GIVEN = ("given 1", "given 2")
+"""Names of the parts of a layer whose bytes the user gave."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,8 @@ class CacheSpec:
 
     With one region per layer the cell holds K and V of a head together (vLLM >= 0.26); with two, each layer has a
     region for K and one for V (vLLM <= 0.25). `order` is that of a block: NHD [token, head, cell] or HND [head, token,
-    cell]. Layers that keep the same number of blocks of a request share a block table: a group.
+    cell]. Layers that keep the same number of blocks of a request share a block table: a group. Every part of
+    a state has a region of its own. `kinds` are what the layers keep, by default what the model says.
     """
 
     shape: ModelShape
@@ -27,19 +30,22 @@ class CacheSpec:
     block_size: int = 16
     regions_per_layer: int = 1
     order: Order = "nhd"
+    kinds: tuple[LayerKind, ...] = ()
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
             raise UsageError(f"block size {self.block_size}: a block holds at least one token")
         if self.regions_per_layer not in (1, 2):
             raise UsageError(f"{self.regions_per_layer} regions per layer: 1 (K and V together) or 2 are possible")
-        self.shape.kv_bytes_per_token(self.dtype)  # refuses a dtype that the model's cache cannot have
+        if not self.kinds:
+            self.shape.kv_bytes_per_token(self.dtype)  # refuses a dtype that the model's cache cannot have
+            object.__setattr__(self, "kinds", self.shape.layer_kinds)
 
     @cached_property
     def limits(self) -> tuple[int | None, ...]:
         """The most blocks that a request has in each group; None: all of its blocks."""
         found: dict[int | None, None] = {}
-        for kind in self.shape.layer_kinds:
+        for kind in self.kinds:
             for _, limit in _kept(kind, self.block_size):
                 found.setdefault(limit)
         return tuple(found)
@@ -48,15 +54,20 @@ class CacheSpec:
     def parts(self) -> tuple[Part, ...]:
         """What every layer keeps, in the order of layers."""
         found: list[Part] = []
-        for layer, kind in enumerate(self.shape.layer_kinds):
+        for layer, kind in enumerate(self.kinds):
             for one, limit in _kept(kind, self.block_size):
                 found.extend(self._parts_of(layer, one, self.limits.index(limit)))
         return tuple(found)
 
+    def regions(self, ranks: Ranks) -> list[Region]:
+        """The regions of a side. Raises UsageError when layers or heads do not divide over its ranks."""
+        drafting = self.shape.mtp_layers
+        return regions(self.parts, pipeline_stages(self.shape.layers - drafting, ranks, drafting), ranks)
+
     @property
     def block_bytes(self) -> list[int]:
         """Bytes of a block in each region, on the one rank of a side without parallelism."""
-        return [region.block_bytes for region in regions(self.parts, Ranks())]
+        return [region.block_bytes for region in self.regions(Ranks())]
 
     def _parts_of(self, layer: int, kind: LayerKind, group: int) -> list[Part]:
         if isinstance(kind, FullAttention):
@@ -71,9 +82,14 @@ class CacheSpec:
             latent = Part(layer, "latent", 1, kind.token_bytes(self.dtype) - key, self.block_size, group, True)
             return [latent, *([Part(layer, "index", 1, key, self.block_size, group, True)] if key else [])]
         if isinstance(kind, State):
-            # Cut over ranks by heads, convolution and recurrent part alike; a rank's share is one piece.
-            shares = gcd(kind.conv_elements, kind.ssm_elements)
-            return [Part(layer, "state", shares, kind.state_bytes // shares, 1, group)]
+            return [
+                Part(layer, part.name, part.heads, part.head_bytes, 1, group, shared=part.shared) for part in kind.parts
+            ]
+        if isinstance(kind, GivenBytes):
+            cell = kind.bytes_per_token // (self.regions_per_layer * kind.shares)
+            return [
+                Part(layer, name, kind.shares, cell, self.block_size, group) for name in GIVEN[: self.regions_per_layer]
+            ]
         raise UsageError(f"layer {layer} ({kind.label}): bench cannot move its cache yet")
 
     def _cells(self, kind: FullAttention) -> list[int]:

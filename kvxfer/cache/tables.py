@@ -19,15 +19,11 @@ PLACING_ATTEMPTS = 64
 
 @dataclass(frozen=True)
 class BlockTables:
-    """Block numbers of several requests: arrays [request, block] of each side's pool of `pool_blocks` blocks.
-
-    Any `disjoint` requests that follow one another share no block on either side, so they can be in flight at once.
-    """
+    """Block numbers of several requests: arrays [request, block] of each side's pool of `pool_blocks` blocks."""
 
     prefill: Table
     decode: Table
     pool_blocks: int
-    disjoint: int
 
 
 def run_count(blocks: int, fragmentation: float) -> int:
@@ -48,9 +44,7 @@ def scatter(blocks: int, slots: int, generations: int, fragmentation: float, see
         ours, theirs = _place(lengths, rng)
         prefill.append(ours)
         decode.append(theirs)
-    return BlockTables(
-        np.concatenate(prefill), np.concatenate(decode), slots * blocks, slots if generations == 1 else 1
-    )
+    return BlockTables(np.concatenate(prefill), np.concatenate(decode), slots * blocks)
 
 
 def _run_lengths(blocks: int, runs: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:

@@ -20,9 +20,9 @@ class Assumptions:
 
     eff_tflops is what one GPU sustains, in 10¹² FLOP/s. link_gbit are line rates in Gbit/s. params counts the
     parameters of the `seed` row, params_active those of the `full` row (embedding tables included, as model cards
-    count). kv_bytes_per_token are bytes on the wire, for example with heads replicated over ranks. prefix_hit_* are the
-    shares (0 … 1) of a prompt that each side has in its prefix cache: prefill does not compute its share, and what
-    decode holds of it in whole blocks does not move.
+    count). kv_bytes_per_token are bytes on the wire, all rank pairs together. prefix_hit_* are the shares (0 … 1) of a
+    prompt that each side has in its prefix cache: prefill does not compute its share, and what decode holds of it in
+    whole blocks does not move.
 
     tp_* and pp_* are the tensor-parallel ranks and pipeline stages of each side. Either all rank pairs share the one
     link, or (links_shared False) every rank has a link of its own, and the busiest rank decides.
@@ -65,19 +65,13 @@ class Assumptions:
         whose = "the model's" if shape.params_active == shape.params_total else "the model's active ones"
         return float(shape.params_active), whose
 
-    def request_bytes(self, shape: ModelShape, tokens: int, block_size: int, dtype: DType) -> int:
-        """Bytes of a whole prompt on the wire, whole blocks."""
-        return self._bytes(shape, tokens, block_size, dtype, held_blocks=0)
-
     def moved_bytes(
         self, shape: ModelShape, tokens: int, block_size: int, dtype: DType, wire: Wire | None = None
     ) -> int:
         """Bytes of what decode lacks of a prompt, whole blocks: those of `wire`, where there are several ranks."""
-        if wire is not None and self.kv_bytes_per_token is None:
+        if wire is not None:
             return wire.bytes
-        return self._bytes(shape, tokens, block_size, dtype, self.held_blocks(tokens, block_size))
-
-    def _bytes(self, shape: ModelShape, tokens: int, block_size: int, dtype: DType, held_blocks: int) -> int:
+        held_blocks = self.held_blocks(tokens, block_size)
         if self.kv_bytes_per_token is None:
             return shape.request_bytes(tokens, block_size, dtype, held_blocks)
         return (blocks_of(tokens, block_size) - held_blocks) * block_size * self.kv_bytes_per_token
@@ -104,6 +98,7 @@ class Assumptions:
             "params": params,
             "params_source": source,
             "link_gbit": list(self.link_gbit),
+            **({} if self.kv_bytes_per_token is None else {"kv_bytes_per_token": self.kv_bytes_per_token}),
             "prefix_hit_prefill": self.prefix_hit_prefill,
             "prefix_hit_decode": self.prefix_hit_decode,
             "tp": {"prefill": self.tp_prefill, "decode": self.tp_decode},

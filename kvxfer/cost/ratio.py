@@ -45,7 +45,7 @@ def ratio_rows(
     for count in tokens:
         wire = None if wires is None else wires[count]
         size = assumptions.moved_bytes(shape, count, block_size, dtype, wire)
-        busiest = size if wire is None else _busiest(wire, size)
+        busiest = size if wire is None else wire.busiest_rank_bytes
         on_a_link = size if assumptions.links_shared else busiest
         beside = matching(measured, shape.name, dtype.name, count, size)
         for basis, flop, formula in _prefill_work(shape, count, assumptions):
@@ -62,7 +62,7 @@ def ratio_rows(
                     "links": [_link(on_a_link, gbit, milliseconds) for gbit in assumptions.link_gbit],
                     "measured": [_beside(row, milliseconds) for row in beside],
                     **_hits(assumptions, count, block_size),
-                    **({} if wire is None else _between_ranks(wire, busiest, assumptions)),
+                    **({} if wire is None else _between_ranks(wire, assumptions)),
                 }
             )
     return rows
@@ -108,14 +108,9 @@ def _hits(assumptions: Assumptions, tokens: int, block_size: int) -> dict[str, f
     }
 
 
-def _busiest(wire: Wire, size: int) -> int:
-    """Bytes of the busiest rank when `size` bytes in all, given by the user perhaps, are spread as the wire's are."""
-    return -(-size * wire.busiest_rank_bytes // wire.bytes) if wire.bytes else 0
-
-
-def _between_ranks(wire: Wire, busiest: int, assumptions: Assumptions) -> dict[str, Any]:
+def _between_ranks(wire: Wire, assumptions: Assumptions) -> dict[str, Any]:
     return {
-        "busiest_rank_bytes": busiest,
+        "busiest_rank_bytes": wire.busiest_rank_bytes,
         "links_shared": assumptions.links_shared,
         "rank_pairs": len(wire.pair_bytes),
         "pieces": wire.pieces,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from kvxfer.cache.layout import RankPair, Ranks, Region, rank_pairs, regions
+from kvxfer.cache.layout import RankPair, Ranks, Region, rank_pairs
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.cache.tables import BlockTables, scatter
 from kvxfer.cache.wire import Wire, on_the_wire
@@ -53,11 +53,11 @@ class Row:
 
     @cached_property
     def prefill_regions(self) -> list[Region]:
-        return regions(self.spec.parts, self.prefill)
+        return self.spec.regions(self.prefill)
 
     @cached_property
     def decode_regions(self) -> list[Region]:
-        return regions(self.spec.parts, self.decode)
+        return self.spec.regions(self.decode)
 
     @cached_property
     def pairs(self) -> list[RankPair]:
@@ -66,8 +66,8 @@ class Row:
 
     def check(self) -> None:
         """Raises UsageError when the cache cannot be cut over the ranks, or when nothing is left to move."""
-        regions(self.spec.parts, self.prefill)
-        regions(self.spec.parts, self.decode)
+        for ranks in (self.prefill, self.decode):
+            self.spec.regions(ranks)
         most = max(self.spec.blocks(self.tokens, self.held_blocks))
         if most > MAX_BLOCKS:
             raise UsageError(

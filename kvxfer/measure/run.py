@@ -44,6 +44,7 @@ class Request:
     assumptions: Assumptions
     words: Sequence[str]  # the command line
     require_transport: str = ""
+    notices: Sequence[str] = ()  # of the model and its cache
 
 
 @dataclass
@@ -146,7 +147,7 @@ def result(request: Request, hosts: Hosts, outcome: Outcome) -> dict[str, Any]:
     """The result document (kvxfer/result/schema.json) of what was measured."""
     assumptions = request.assumptions
     shape = request.rows[0].shape
-    models = _models(request.rows)
+    models = _models(request.rows, assumptions.kv_bytes_per_token)
     moved = [row for row in outcome.rows if row["backend"] not in MEASURES_NOTHING]
     measured = measured_rows(moved, hosts.scope)
     ratio = [
@@ -190,9 +191,10 @@ def _prompts(rows: Sequence[Row]) -> dict[CacheSpec, dict[int, Row]]:
     return prompts
 
 
-def _models(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _models(rows: Sequence[Row], given: int | None) -> list[dict[str, Any]]:
     return [
-        model_record(spec.shape, spec.dtype, list(prompts), spec.block_size) for spec, prompts in _prompts(rows).items()
+        model_record(spec.shape, spec.dtype, list(prompts), spec.block_size, given)
+        for spec, prompts in _prompts(rows).items()
     ]
 
 
@@ -202,8 +204,7 @@ def _host(info: HostInfo) -> dict[str, Any]:
 
 
 def _notices(request: Request, hosts: Hosts) -> list[str]:
-    shape = request.rows[0].shape
-    notices = [*shape.notices, *ratio_notices(shape, request.assumptions)]
+    notices = [*request.notices, *ratio_notices(request.rows[0].shape, request.assumptions)]
     if hosts.same:
         notices.append(LOOPBACK)
     if hosts.one_machine:

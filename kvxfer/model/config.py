@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvxfer.errors import UsageError
 from kvxfer.model.config_file import read_config_file
 from kvxfer.model.families import family_of
 from kvxfer.model.families.family import Family, Reading
 from kvxfer.model.fields import Fields
+from kvxfer.model.layers import NoCache
 from kvxfer.model.parameters.count import Parameters, count_parameters
 from kvxfer.model.rules import refuse_unknown, unknown_field
 from kvxfer.model.shape import ModelShape
@@ -28,11 +30,37 @@ WRITES_TEXT = ("CausalLM", "LMHead", "ForConditionalGeneration")
 """Parts of the names of architectures that write text token by token: others have no KV cache to move."""
 
 
-def read_config(path: Path) -> ModelShape:
-    """The model of a config.json. Raises UsageError when it is unreadable, malformed, or not understood."""
+def read_config(path: Path, *, cache_given: bool = False) -> ModelShape:
+    """The model of a config.json. Raises UsageError when it is unreadable, malformed, or not understood.
+
+    With cache_given its cache need not be understood, and one that is not is a model of so many layers.
+    """
     config = read_config_file(path)
-    name = path.resolve().parent.name if path.name == "config.json" else path.stem
-    return shape_from_config(config, name or "model", str(path))
+    name = (path.resolve().parent.name if path.name == "config.json" else path.stem) or "model"
+    try:
+        return shape_from_config(config, name, str(path))
+    except UsageError:
+        if not cache_given:
+            raise
+        return _layers_alone(config, name, str(path))
+
+
+def _layers_alone(config: Mapping[str, Any], name: str, source: str) -> ModelShape:
+    """A model of which only the number of layers is known. Raises UsageError when not even that is."""
+    fields = _text_tower(config, source)
+    layers = fields.positive("num_hidden_layers")
+    return ModelShape(
+        name=name,
+        family="unknown",
+        layers=layers,
+        hidden_size=1,
+        heads=1,
+        kv_heads=1,
+        head_dim_k=1,
+        head_dim_v=1,
+        notices=(f"{name}: its config.json is not understood here; the attention of its prefill is not counted",),
+        layer_kinds=(NoCache(),) * layers,
+    )
 
 
 def shape_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelShape:
@@ -67,15 +95,22 @@ def shape_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
 
 def _language_model(config: Mapping[str, Any], source: str) -> Fields:
     """The fields of the language model: the config's own, or those of its text tower."""
+    fields = _text_tower(config, source)
+    if fields.prefix:
+        beside = {
+            field: value
+            for field, value in config.items()
+            if f"{field}." != fields.prefix and not any(other in field.lower() for other in OTHER_TOWERS)
+        }
+        refuse_unknown(beside, (), "a multimodal model", source, "")
+    return fields
+
+
+def _text_tower(config: Mapping[str, Any], source: str) -> Fields:
+    """The same, whatever stands beside it."""
     tower = next((tower for tower in TEXT_TOWERS if isinstance(config.get(tower), dict) and config[tower]), None)
     if tower is None:
         return Fields(config, source)
-    beside = {
-        field: value
-        for field, value in config.items()
-        if field != tower and not any(other in field.lower() for other in OTHER_TOWERS)
-    }
-    refuse_unknown(beside, (), "a multimodal model", source, "")
     inherited = {field: config[field] for field in INHERITED if field in config}
     return Fields(inherited | config[tower], source, f"{tower}.")
 

@@ -191,34 +191,96 @@ class Latent(LayerKind):
 
 
 @dataclass(frozen=True)
+class StatePart:
+    """What of a state is cut over tensor-parallel ranks by heads of its own: `elements` of `bytes` each per head.
+
+    Ranks divide the heads. Where they are `shared` and fewer than the ranks, each rank holds one that others hold too.
+    """
+
+    name: str
+    heads: int
+    elements: int
+    bytes: int
+    shared: bool = False
+
+    @property
+    def head_bytes(self) -> int:
+        return self.elements * self.bytes
+
+
+@dataclass(frozen=True)
 class State(LayerKind):
     """Linear attention or Mamba: the last inputs of a convolution and a recurrent state, both of fixed size.
 
-    *_elements count elements per request, *_bytes are those of one element. They are of the model's own types, whatever
-    the dtype of the cache.
+    Elements are of the model's own types, whatever the dtype of the cache. vLLM keeps the parts one after another in a
+    page, the channels of the convolution first ([channel, input], which its NIXL connector asks for), and that
+    connector moves every part by a descriptor of its own, between equal numbers of ranks too: three for the convolution
+    and one for the recurrent state (vllm/model_executor/layers/mamba/mamba_utils.py, and ssm_conv_transfer_utils.py
+    beside the NIXL connector).
     """
 
-    conv_elements: int
-    conv_bytes: int
-    ssm_elements: int
-    ssm_bytes: int
+    convolution: tuple[StatePart, ...]
+    recurrent: StatePart
+
+    @property
+    def parts(self) -> tuple[StatePart, ...]:
+        return (*self.convolution, self.recurrent)
 
     @property
     def label(self) -> str:
-        conv, ssm = (f"{count:,} × {size} B" for count, size in self._parts)
-        return f"state, convolution {conv}, recurrent {ssm}"
-
-    @property
-    def _parts(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        return (self.conv_elements, self.conv_bytes), (self.ssm_elements, self.ssm_bytes)
+        conv, recurrent = _elements(*self.convolution), _elements(self.recurrent)
+        return f"state, convolution {conv}, recurrent {recurrent}"
 
     @property
     def state_bytes(self) -> int:
-        return sum(count * size for count, size in self._parts)
+        return sum(part.heads * part.head_bytes for part in self.parts)
 
     def pieces(self, blocks: int, block_size: int, regions_per_layer: int) -> int:
-        """One: both parts lie in one page."""
-        return 1
+        """One for each part."""
+        return len(self.parts)
+
+
+def _elements(*parts: StatePart) -> str:
+    return f"{sum(part.heads * part.elements for part in parts):,} × {parts[0].bytes} B"
+
+
+def gated_delta_state(
+    *, k_heads: int, k_dim: int, v_heads: int, v_dim: int, kernel: int, conv_bytes: int, ssm_bytes: int
+) -> State:
+    """Of a gated delta net: kernel - 1 inputs of q, k and v, and a matrix [v_dim, k_dim] for each v head.
+
+    Ranks divide the k heads and the v heads; vLLM shares neither.
+    """
+    inputs = kernel - 1
+    return State(
+        (
+            StatePart("convolution q", k_heads, k_dim * inputs, conv_bytes),
+            StatePart("convolution k", k_heads, k_dim * inputs, conv_bytes),
+            StatePart("convolution v", v_heads, v_dim * inputs, conv_bytes),
+        ),
+        StatePart("recurrent", v_heads, v_dim * k_dim, ssm_bytes),
+    )
+
+
+@dataclass(frozen=True)
+class GivenBytes(LayerKind):
+    """So many bytes of every token, as the user said, in `shares` equal parts that ranks divide among them."""
+
+    bytes_per_token: int
+    shares: int = 1
+
+    @property
+    def label(self) -> str:
+        return f"{self.bytes_per_token:,} B per token, as given"
+
+    def token_bytes(self, dtype: DType) -> int:
+        return self.bytes_per_token
+
+    def most_blocks(self, block_size: int) -> int | None:
+        return None
+
+    def regions(self, per_layer: int) -> int:
+        return per_layer
 
 
 @dataclass(frozen=True)

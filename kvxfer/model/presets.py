@@ -11,7 +11,7 @@ from typing import Any
 
 from kvxfer.errors import UsageError
 from kvxfer.model.config import read_config
-from kvxfer.model.layers import ChunkedAttention, FullAttention, Latent, LayerKind, SlidingWindow, State
+from kvxfer.model.layers import ChunkedAttention, FullAttention, Latent, LayerKind, SlidingWindow, gated_delta_state
 from kvxfer.model.shape import ModelShape
 from kvxfer.wording import did_you_mean, quoted, quoted_path
 
@@ -20,21 +20,21 @@ KINDS: dict[str, Callable[..., LayerKind]] = {
     "window": SlidingWindow,
     "chunk": ChunkedAttention,
     "latent": Latent,
-    "state": State,
+    "gated_delta": gated_delta_state,
 }
 """What presets.json calls the kinds of layers; the other words there are the fields of these."""
 
 
-def load_model(text: str) -> ModelShape:
+def load_model(text: str, *, cache_given: bool = False) -> ModelShape:
     """The model of a preset's name or alias (whatever the case), or of a config.json or a folder that holds one.
 
     A config.json that exists wins over a preset of the same name. Raises UsageError when there is neither, or when the
-    file cannot be read as a model whose cache this version can size.
+    file cannot be read as a model whose cache this version can size. With cache_given its number of layers is enough.
     """
     name = text.strip()
     path = _config_path(name)
     if path is not None:
-        return read_config(path)
+        return read_config(path, cache_given=cache_given)
     preset = _aliases().get(name.lower())
     if preset is not None:
         return _shape(preset)

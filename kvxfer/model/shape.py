@@ -17,7 +17,8 @@ class ModelShape:
     layer_kinds are the layers in order; when not given, every layer keeps K and V of every token (GQA, MHA or MQA).
     heads are query heads, kv_heads those of K and V, head_dim_* elements per head, as the config names them: the cache
     is made of these only when the model is plain. naive_head_dim is what the plain formula would be given (None:
-    head_dim_k). mtp_kinds are multi-token-prediction layers, which are not among the layers.
+    head_dim_k). mtp_kinds are multi-token-prediction layers, which are not among the layers; with_mtp() adds them, and
+    then mtp_layers says how many of the layers they are, the last ones.
 
     Parameters are counts, None when not known; params_active are those that work on one token: fewer than params_total
     in a mixture of experts, more where layers share weights, which count each time they work. params_embedding counts
@@ -41,6 +42,7 @@ class ModelShape:
     layer_kinds: tuple[LayerKind, ...] = ()
     naive_head_dim: int | None = None
     mtp_kinds: tuple[LayerKind, ...] = ()
+    mtp_layers: int = 0
 
     def __post_init__(self) -> None:
         if not self.layer_kinds:
@@ -128,7 +130,8 @@ class ModelShape:
         if not self.mtp_kinds:
             raise UsageError(f"{self.name} has no multi-token-prediction layers whose cache is known here")
         kinds = self.layer_kinds + self.mtp_kinds
-        return replace(self, layers=self.layers + len(self.mtp_kinds), layer_kinds=kinds, mtp_kinds=())
+        count = len(self.mtp_kinds)
+        return replace(self, layers=self.layers + count, layer_kinds=kinds, mtp_kinds=(), mtp_layers=count)
 
 
 def blocks_of(tokens: int, block_size: int) -> int:

@@ -55,9 +55,13 @@ def _assumed(assumptions: Mapping[str, Any]) -> str:
     parameters = ""
     if assumptions["params"] is not None:
         parameters = f", {assumptions['params'] / 1e9:.4g}e9 parameters ({assumptions['params_source']})"
+    given = assumptions.get("kv_bytes_per_token")
+    cache = "" if given is None else f", {given:,} B of KV cache per token (--kv-bytes-per-token)"
+    gpus = assumptions["gpus"]
     return (
-        f"Assumed, not measured: {assumptions['gpus']} GPUs for prefill at {assumptions['eff_tflops']:g} TFLOP/s each"
-        f"{parameters}, links at {', '.join(f'{rate:g}' for rate in assumptions['link_gbit'])} Gb/s line rate"
+        f"Assumed, not measured: {gpus} GPU{'s' * (gpus > 1)} for prefill at {assumptions['eff_tflops']:g} TFLOP/s"
+        f"{' each' * (gpus > 1)}{parameters}{cache}, links at "
+        f"{', '.join(f'{rate:g}' for rate in assumptions['link_gbit'])} Gb/s line rate"
         f"{_between_ranks(assumptions)}{_hits(assumptions)}"
     )
 

@@ -77,4 +77,20 @@ def test_layers_of_multi_token_prediction_move_too(place: Place) -> None:
 
 
 def test_ranks_that_do_not_divide_the_heads_are_refused(place: Place) -> None:
-    place.bench("--tp-decode", "3").failed(2, "tensor parallelism of 3 does not fit 2 KV heads", "--tp-decode")
+    place.bench("--tp-decode", "3").failed(2, "--tp-decode 3 does not fit the 2 KV heads")
+
+
+def test_bytes_per_token_that_the_user_gives_move_for_real(place: Place) -> None:
+    """Of a model whose config.json is not understood: 3 layers × 2 regions × 2 decode ranks of 100 B per token."""
+    model = place.write_model("odd", sliding_memory=3)
+    place.bench("--model", model).failed(2, "sliding_memory")
+    words = ["--model", model, "--kv-bytes-per-token", "1200", "--regions", "2", "--tp-decode", "2", "--layout", "hnd"]
+    result = place.measure(*words)
+    check_schema(result)
+    (row,) = result["results"]
+    assert (row["bytes"], row["descriptors"]) == (BLOCKS * 16 * 1200, BLOCKS * 3 * 2 * 2)
+    assert row["verified_bytes"] == 2 * row["bytes"]
+    assert result["assumptions"]["kv_bytes_per_token"] == 1200
+    assert result["models"][0]["bytes_by_tokens"] == {"70": row["bytes"]}
+    assert any("1,200 bytes of KV cache per token as given" in notice for notice in result["notices"])
+    place.left_alone()

@@ -12,6 +12,7 @@ from kvxfer.errors import UsageError
 from kvxfer.model.config import shape_from_config
 from kvxfer.model.dtypes import BF16
 from kvxfer.model.families import FAMILIES, family_of
+from kvxfer.model.families.mamba2 import Mamba2
 from kvxfer.model.fields import Fields
 from kvxfer.model.layers import (
     AttentionAndState,
@@ -22,6 +23,7 @@ from kvxfer.model.layers import (
     NoCache,
     SlidingWindow,
     State,
+    gated_delta_state,
 )
 from kvxfer.model.presets import load_model
 from kvxfer.model.rules import COMMON, SUSPICIOUS
@@ -40,7 +42,7 @@ WINDOW = SlidingWindow(2, 8, 8, window=32)
 
 MLA = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
 INDEXER = MLA | {"index_head_dim": 128, "index_n_heads": 4, "index_topk": 64}
-GATED_DELTA = {
+GATED_DELTA: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_key_head_dim": 4,
     "linear_num_value_heads": 4,
@@ -84,7 +86,19 @@ ZAMBA = {
     "num_mem_blocks": 1,
     "use_shared_attention_adapter": True,
 }
-MAMBA = State((128 + 2 * 2 * 16) * 3, 2, 8 * 16 * 16, 2)
+MAMBA = Mamba2(heads=8, head_dim=16, groups=2, state=16, kernel=4)
+
+
+def gated_delta(conv_bytes: int, ssm_bytes: int) -> State:
+    return gated_delta_state(
+        k_heads=GATED_DELTA["linear_num_key_heads"],
+        k_dim=GATED_DELTA["linear_key_head_dim"],
+        v_heads=GATED_DELTA["linear_num_value_heads"],
+        v_dim=GATED_DELTA["linear_value_head_dim"],
+        kernel=4,
+        conv_bytes=conv_bytes,
+        ssm_bytes=ssm_bytes,
+    )
 
 
 def read(**changes: Any) -> ModelShape:
@@ -227,11 +241,12 @@ def test_chunked_layers_keep_what_full_ones_do() -> None:
 
 def test_gated_delta_by_hand() -> None:
     """Keys 8, values 32: convolution (2·8 + 32)·3 elements, state 32·4."""
-    state = State((2 * 8 + 32) * 3, 2, 32 * 4, 2)
+    state = gated_delta(2, 2)
+    assert state.state_bytes == (2 * 8 + 32) * 3 * 2 + 32 * 4 * 2
     assert kinds(**GATED_DELTA) == (state, state, state, FULL)
     in_fp32 = kinds(**GATED_DELTA, mamba_ssm_dtype="float32", dtype="bfloat16")
-    assert in_fp32 == (State(144, 2, 128, 4),) * 3 + (FULL,)
-    assert kinds(**GATED_DELTA, torch_dtype="float32")[0] == State(144, 4, 128, 4)
+    assert in_fp32 == (gated_delta(2, 4),) * 3 + (FULL,)
+    assert kinds(**GATED_DELTA, torch_dtype="float32")[0] == gated_delta(4, 4)
 
 
 def test_gated_delta_by_the_list_of_layers() -> None:
@@ -245,9 +260,9 @@ def test_gated_delta_by_the_list_of_layers() -> None:
 
 
 def test_nemotron_h_by_its_letters() -> None:
-    state = State(MAMBA.conv_elements, 2, MAMBA.ssm_elements, 4)
+    state = MAMBA.layer(2, 4)
     assert kinds(**NEMOTRON) == (state, NoCache(), FULL, NoCache())
-    assert kinds(**NEMOTRON, mamba_ssm_cache_dtype="float16")[0] == MAMBA
+    assert kinds(**NEMOTRON, mamba_ssm_cache_dtype="float16")[0] == MAMBA.layer(2, 2)
     assert "float32" in read(**NEMOTRON).notices[0]
     named = NEMOTRON | {"hybrid_override_pattern": None, "layers_block_type": ["mamba", "mlp", "attention", "moe"]}
     assert kinds(**named) == kinds(**NEMOTRON)
@@ -264,7 +279,9 @@ def test_nemotron_h_that_is_not_determined() -> None:
 
 
 def test_granite() -> None:
-    assert kinds(**GRANITE) == (MAMBA, MAMBA, FULL, MAMBA)
+    state = MAMBA.layer(2, 2)
+    assert state.state_bytes == (128 + 2 * 2 * 16) * 3 * 2 + 8 * 16 * 16 * 2
+    assert kinds(**GRANITE) == (state, state, FULL, state)
     renamed = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
     assert kinds(**GRANITE | {"layer_types": renamed}) == kinds(**GRANITE)
     bamba = GRANITE | {"model_type": "bamba", "layer_types": None, "attn_layer_indices": [2], "mamba_d_head": "auto"}
@@ -275,11 +292,12 @@ def test_granite() -> None:
 
 
 def test_zamba2_has_attention_beside_the_state() -> None:
-    assert kinds(**ZAMBA) == (MAMBA, AttentionAndState(FullAttention(8, 16, 16), MAMBA), MAMBA, MAMBA)
+    state = MAMBA.layer(2, 2)
+    assert kinds(**ZAMBA) == (state, AttentionAndState(FullAttention(8, 16, 16), state), state, state)
     renamed = ["linear_attention", "hybrid", "linear_attention", "linear_attention"]
     assert kinds(**ZAMBA | {"layers_block_type": renamed}) == kinds(**ZAMBA)
     assert read(**ZAMBA).kv_bytes_per_token(BF16) == 8 * 32 * 2
-    assert read(**ZAMBA).fixed_bytes_per_request(16, BF16) == 4 * MAMBA.state_bytes
+    assert read(**ZAMBA).fixed_bytes_per_request(16, BF16) == 4 * state.state_bytes
     refused("attention_head_dim", **ZAMBA, attention_head_dim=8)
     refused("layers_block_type", **ZAMBA | {"layers_block_type": ["attention"] * 4})
 
@@ -333,7 +351,7 @@ def test_the_language_model_of_a_multimodal_config(tower: str) -> None:
         tower: BASE | GATED_DELTA,
     }
     shape = shape_from_config(config, "tiny", "config.json")
-    assert shape.layer_kinds[0] == State(144, 4, 128, 4)  # of the dtype that stands outside
+    assert shape.layer_kinds[0] == gated_delta(4, 4)  # of the dtype that stands outside
     with pytest.raises(UsageError, match=rf"{tower}\.new_window"):
         shape_from_config(config | {tower: BASE | {"new_window": 3}}, "tiny", "config.json")
     with pytest.raises(UsageError, match="cross_attention"):

@@ -17,13 +17,15 @@ from kvxfer.model.layers import (
     NoCache,
     SlidingWindow,
     State,
+    StatePart,
 )
 from kvxfer.model.shape import ModelShape
 
 few, some = st.integers(1, 8), st.integers(1, 300)
 
 FULL = st.builds(FullAttention, few, some, some)
-STATE = st.builds(State, some, few, some, few)
+PART = st.builds(StatePart, st.just("part"), few, some, few)
+STATE = st.builds(State, st.tuples(PART, PART), PART)
 KINDS: st.SearchStrategy[LayerKind] = st.one_of(
     FULL,
     st.builds(ChunkedAttention, few, some, some, chunk=some),
@@ -64,7 +66,7 @@ def test_a_short_prompt_does_not_fill_the_windows_of_gemma() -> None:
 
 
 def test_a_state_is_of_its_own_dtypes() -> None:
-    state = State(36_864, 2, 1_048_576, 4)
+    state = State((StatePart("convolution", 1, 36_864, 2),), StatePart("recurrent", 64, 16_384, 4))
     for dtype in ("bf16", "fp8", "fp8_per_token_head"):
         assert model([state]).request_bytes(1, 16, resolve_dtype(dtype)) == 36_864 * 2 + 1_048_576 * 4
 

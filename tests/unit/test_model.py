@@ -178,7 +178,7 @@ def test_a_rank_of_qwen3_32b_as_reported_from_production() -> None:
         ("70b", 8192, 2, 81_920),
         ("deepseek-v3", 8192, 2, 61 * 512),  # one latent, no K and V to lie apart
         ("gpt-oss-120b", 8192, 1, 18 * 512 + 18 * 9),
-        ("qwen3-next-80b-a3b", 8192, 1, 12 * 512 + 36),
+        ("qwen3-next-80b-a3b", 8192, 1, 12 * 512 + 36 * 4),  # q, k and v of the convolution, and the recurrent state
     ],
 )
 def test_descriptors_at_full_fragmentation(model: str, tokens: int, regions: int, expected: int) -> None:

@@ -49,18 +49,6 @@ def test_requests_of_a_generation_fill_the_pool_without_overlap(case: tuple[int,
             assert sorted(generation.tolist()) == list(range(slots * blocks))
 
 
-@given(SCATTERS)
-@settings(max_examples=50, deadline=None)
-def test_consecutive_requests_are_disjoint_as_promised(case: tuple[int, int, int, float, int]) -> None:
-    tables = scatter(*case)
-    count = len(tables.prefill)
-    for side in (tables.prefill, tables.decode):
-        for first in range(count):
-            window = [side[(first + i) % count] for i in range(min(tables.disjoint, count))]
-            together = np.concatenate(window)
-            assert len(set(together.tolist())) == len(together)
-
-
 def test_the_seed_decides() -> None:
     one, again, other = (scatter(64, 2, 1, 1.0, seed) for seed in (1, 1, 2))
     assert np.array_equal(one.prefill, again.prefill)

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from example_result import example_result
 from hypothesis import assume, given, settings
@@ -15,7 +16,7 @@ from rich.console import Console
 from shared_files import CASES
 
 from kvxfer import bench, plan
-from kvxfer.cache.layout import Order, Ranks, rank_pairs, regions
+from kvxfer.cache.layout import Order, Ranks, rank_pairs
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.cache.wire import Wire, on_the_wire
 from kvxfer.cost.assumptions import Assumptions
@@ -23,7 +24,7 @@ from kvxfer.cost.measured import measured_rows
 from kvxfer.cost.ratio import ratio_rows
 from kvxfer.errors import UsageError
 from kvxfer.measure.hosts import what_fits
-from kvxfer.measure.request import Row
+from kvxfer.measure.request import Row, tables
 from kvxfer.measure.row import common
 from kvxfer.model.dtypes import BF16
 from kvxfer.model.presets import load_model, preset_names
@@ -37,7 +38,7 @@ ORDER: st.SearchStrategy[Order] = st.sampled_from(["nhd", "hnd"])
 
 def wire(model: str, tokens: int, prefill: Ranks, decode: Ranks, held: int = 0, order: Order = "nhd") -> Wire:
     spec = CacheSpec(load_model(model), BF16, order=order)
-    pairs = rank_pairs(regions(spec.parts, prefill), regions(spec.parts, decode), order)
+    pairs = rank_pairs(spec.regions(prefill), spec.regions(decode), order)
     return on_the_wire(pairs, spec.blocks(tokens, held))
 
 
@@ -137,11 +138,6 @@ def test_rows_say_what_is_on_the_wire_and_fit_the_schema() -> None:
     Draft202012Validator(schema()["properties"]["ratio"]).validate([row])
 
 
-def test_given_bytes_per_token_are_those_of_all_pairs() -> None:
-    row = ratio(8, tokens=64, kv_bytes_per_token=1000, links_shared=False)
-    assert (row["bytes"], row["busiest_rank_bytes"]) == (64_000, 8_000)
-
-
 def test_nothing_on_the_wire_takes_no_time() -> None:
     assert Wire({}, 0).busiest_rank_bytes == 0
     assumptions = Assumptions(tp_decode=2, prefix_hit_decode=1.0, links_shared=False)
@@ -203,24 +199,32 @@ def test_plan_says_whose_the_links_are(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("argv", "names"),
     [
-        (["--tp-decode", "3"], "--tp-decode"),
-        (["--tp-prefill", "12"], "--tp-prefill"),
+        (["--tp-decode", "3"], "--tp-decode 3 does not fit the 8 KV heads"),
+        (["--tp-prefill", "12"], "--tp-prefill 12 does not fit the 8 KV heads"),
+        (["--tp-prefill", "3", "--tp-decode", "5", "--pp-decode", "40"], "--tp-prefill 3 "),
+        (["--tp-prefill", "8", "--tp-decode", "5", "--pp-decode", "40"], "--pp-decode 40"),
+        (["--tp-prefill", "8", "--tp-decode", "5", "--pp-prefill", "32"], "--tp-decode 5 "),
         (["--tp-prefill", "0"], "--tp-prefill"),
         (["--tp-decode", "65"], "--tp-decode"),
-        (["--pp-prefill", "33"], "--pp-prefill"),
+        (["--tp-decode", "-8"], "--tp-decode"),
+        (["--pp-prefill", "33"], "--pp-prefill 33: more pipeline stages than the model's 32 layers; 1 to 32 work"),
+        (["--pp-decode", "33", "--tp-decode", "8"], "--pp-decode 33"),
         (["--pp-decode", "x"], "--pp-decode"),
         (["--links", "both"], "--links"),
+        (["--links", "both", "--tp-decode", "3"], "--links"),
         (["--layout", "dnh"], "--layout"),
         (["--prefix-hit-decode", "1.5"], "--prefix-hit-decode"),
     ],
 )
-def test_ranks_that_do_not_fit_are_wrong_usage(
+def test_what_does_not_fit_is_named_and_its_side_alone(
     main: Any, argv: list[str], names: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--model", "8b", *argv]) == 2
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
     assert names in err
+    named = names.split()[0]
+    assert not any(word in err for word in argv[::2] if word != named)
 
 
 def test_bench_refuses_a_request_that_decode_holds_whole(capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,6 +255,17 @@ def test_windows_and_states_of_a_prefix_hit() -> None:
     assert sorted(row("qwen3-next-80b-a3b", 8192, 511).blocks) == [1, 1]
     with pytest.raises(UsageError, match="--prefix-hit-decode"):
         row("8b", 8192, 512).check()
+
+
+@given(st.integers(1, 6), st.integers(0, 3), st.integers(1, 400), st.floats(0, 1), st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+def test_requests_in_flight_share_no_block(inflight: int, more: int, tokens: int, share: float, seed: int) -> None:
+    one = row("gpt-oss-20b", tokens, 0, inflight=inflight, fragmentation=share, seed=seed)
+    for group in tables(one, inflight + more):
+        for side in (group.prefill, group.decode):
+            for first in range(len(side)):
+                together = np.concatenate([side[(first + i) % len(side)] for i in range(inflight)])
+                assert len(set(together.tolist())) == inflight * side.shape[1]
 
 
 def test_rows_say_what_decode_holds() -> None:

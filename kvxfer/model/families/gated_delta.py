@@ -9,7 +9,7 @@ from __future__ import annotations
 from kvxfer.model.families.family import Family, Reading
 from kvxfer.model.families.heads import read_heads
 from kvxfer.model.fields import Fields
-from kvxfer.model.layers import State
+from kvxfer.model.layers import State, gated_delta_state
 
 FULL, LINEAR = "full_attention", "linear_attention"
 
@@ -22,13 +22,14 @@ def _read(fields: Fields) -> Reading:
 
 
 def _state(fields: Fields) -> State:
-    keys = fields.positive("linear_num_key_heads") * fields.positive("linear_key_head_dim")
-    values = fields.positive("linear_num_value_heads") * fields.positive("linear_value_head_dim")
     model = fields.model_bytes()
-    return State(
-        conv_elements=(2 * keys + values) * (fields.positive("linear_conv_kernel_dim") - 1),
+    return gated_delta_state(
+        k_heads=fields.positive("linear_num_key_heads"),
+        k_dim=fields.positive("linear_key_head_dim"),
+        v_heads=fields.positive("linear_num_value_heads"),
+        v_dim=fields.positive("linear_value_head_dim"),
+        kernel=fields.positive("linear_conv_kernel_dim"),
         conv_bytes=model,
-        ssm_elements=values * fields.positive("linear_key_head_dim"),
         ssm_bytes=fields.element_bytes("mamba_ssm_dtype", model),
     )
 

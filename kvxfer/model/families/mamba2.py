@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvxfer.model.layers import State
+from kvxfer.model.layers import State, StatePart
 
 
 @dataclass(frozen=True)
@@ -27,5 +27,17 @@ class Mamba2:
         return self.inner + 2 * self.groups * self.state
 
     def layer(self, model_bytes: int, ssm_bytes: int) -> State:
-        """The last kernel - 1 inputs of the convolution, and head_dim · state elements for each head (vLLM)."""
-        return State(self.conv_dim * (self.kernel - 1), model_bytes, self.inner * self.state, ssm_bytes)
+        """kernel - 1 inputs of x, B and C, and a matrix [head_dim, state] for each head.
+
+        With more tensor-parallel ranks than groups each rank has the B and C of the one group that its heads need, and
+        so have others. vLLM does that for a single group, and wants groups that the ranks divide otherwise.
+        """
+        inputs = self.kernel - 1
+        return State(
+            (
+                StatePart("convolution x", self.heads, self.head_dim * inputs, model_bytes),
+                StatePart("convolution B", self.groups, self.state * inputs, model_bytes, shared=True),
+                StatePart("convolution C", self.groups, self.state * inputs, model_bytes, shared=True),
+            ),
+            StatePart("recurrent", self.heads, self.head_dim * self.state, ssm_bytes),
+        )
