@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shared_files import CASES
 
 from kvxfer import bench
-from kvxfer.cache.layout import Ranks, rank_pairs, regions
+from kvxfer.cache.layout import Ranks, rank_pairs
 from kvxfer.cache.plan import TransferPlan, transfer_plan
 from kvxfer.cache.spec import CacheSpec, region_addresses
 from kvxfer.cache.tables import BlockTables, scatter
@@ -42,7 +42,7 @@ SPECS = st.builds(
 
 def whole_plan(spec: CacheSpec, tables: list[BlockTables], request: int = 0) -> TransferPlan:
     """The plan of a request between two sides of one rank each."""
-    side = regions(spec.parts, Ranks())
+    side = spec.regions(Ranks())
     (pair,) = rank_pairs(side, side, spec.order)
     prefill, decode = ([getattr(group, name)[request] for group in tables] for name in ("prefill", "decode"))
     return transfer_plan(pair.slices, prefill, decode)
@@ -109,6 +109,61 @@ def test_descriptor_counts_of_the_published_cases() -> None:
         assert spec.shape.descriptors(tokens, 16, per_layer) == case["value"], case
 
 
+def pieces_of_a_rank(spec: CacheSpec, blocks: int, ranks: Ranks) -> set[tuple[int, int, int]]:
+    """(descriptors, bytes, the longest) that each pair of ranks moves between equal sides, no two blocks adjacent."""
+    side = spec.regions(ranks)
+    table = scatter(blocks, 1, 1, 1.0, 0)
+    plans = [
+        transfer_plan(pair.slices, [table.prefill[0]], [table.decode[0]]) for pair in rank_pairs(side, side, spec.order)
+    ]
+    assert len(plans) == ranks.count
+    return {(plan.descriptors, plan.bytes, int(plan.lengths.max())) for plan in plans}
+
+
+def test_40064_descriptors_of_8_kib_are_a_rank_of_64_layers_under_tp_4() -> None:
+    """vLLM #34054: 313 MiB in 40,064 descriptors; the model is not named.
+
+    2^7 · 313 of them: with K and V apart 64 layers and 313 blocks, as of a prompt of 5,000 tokens, and 8 KiB are 16
+    tokens of two bf16 heads of 128. That is a quarter of Qwen3-32B (64 layers, 8 KV heads).
+    """
+    spec = CacheSpec(load_model("qwen3-32b"), resolve_dtype("bf16"), 16, 2, "hnd")
+    assert spec.blocks(5000) == [313]
+    assert pieces_of_a_rank(spec, 313, Ranks(4)) == {(40_064, 313 << 20, 8192)}
+
+
+@pytest.mark.parametrize(("layout", "expected"), [(Ranks(together=True), 118), (Ranks(), 18_880)])
+def test_118_blocks_of_70b_are_as_many_descriptors_or_18880(layout: Ranks, expected: int) -> None:
+    """vLLM #35264: one descriptor per block when it holds all layers, and 2 · 80 · 118 when each has its K and V."""
+    spec = CacheSpec(load_model("llama-3.3-70b"), resolve_dtype("bf16"), 16, 2, "hnd")
+    ((descriptors, size, _),) = pieces_of_a_rank(spec, 118, layout)
+    assert (descriptors, size) == (expected, 118 * 16 * 327_680)
+
+
+def test_63_of_64_blocks_of_qwen3_06b_are_3528_descriptors() -> None:
+    """vLLM #33339: 16 tokens were 56 descriptors and 1,024 were 3,528: the last block had not been counted."""
+    spec = CacheSpec(load_model("qwen3-0.6b"), resolve_dtype("bf16"), 16, 2)
+    assert [pieces_of_a_rank(spec, blocks, Ranks()) for blocks in (1, 63)] == [
+        {(56, 56 << 15, 1 << 15)},
+        {(3528, 3528 << 15, 1 << 15)},
+    ]
+
+
+def test_32768_descriptors_of_16_kib_are_half_a_gib() -> None:
+    """vLLM #53825 ("~32k of 16 KB", the model not named): so moves a rank of 8B under TP 2 with 8,192 tokens."""
+    spec = CacheSpec(load_model("8b"), resolve_dtype("bf16"), 16, 2, "hnd")
+    assert pieces_of_a_rank(spec, 512, Ranks(2)) == {(32_768, 1 << 29, 16_384)}
+
+
+def test_4900_mb_of_glm_5_are_some_120000_descriptors() -> None:
+    """vLLM #55434: ~4.9 GB in 91k to 120k descriptors: blocks of 64 tokens of a latent and of an indexer's keys."""
+    spec = CacheSpec(load_model("glm-5"), resolve_dtype("bf16"), 64)
+    blocks = round(4.9e9 / (64 * 100_152))
+    ((descriptors, size, _),) = pieces_of_a_rank(spec, blocks, Ranks())
+    assert size == pytest.approx(4.9e9, rel=0.01)
+    assert descriptors == 2 * 78 * blocks
+    assert 91_000 <= descriptors <= 120_000
+
+
 @pytest.mark.parametrize(
     ("tokens", "fragmentation", "per_layer", "expected"),
     [(8192, 1.0, 1, 40_960), (8192, 1.0, 2, 81_920), (8192, 0.0, 1, 80), (8192, 0.5, 1, 80 * 257), (1, 1.0, 1, 80)],
@@ -140,7 +195,7 @@ def test_a_block_of_llama_is_64_kib() -> None:
 
 def test_layers_that_lie_together_are_one_piece_per_block() -> None:
     spec = CacheSpec(load_model("70b"), resolve_dtype("bf16"))
-    side = regions(spec.parts, Ranks(tp=2, together=True))
+    side = spec.regions(Ranks(tp=2, together=True))
     pairs = rank_pairs(side, side, "nhd")
     assert [len(pair.slices) for pair in pairs] == [1, 1]
     assert all(pair.slices[0].whole for pair in pairs)
@@ -149,7 +204,7 @@ def test_layers_that_lie_together_are_one_piece_per_block() -> None:
 
 def test_pipeline_stages_split_the_layers() -> None:
     spec = CacheSpec(load_model("70b"), resolve_dtype("bf16"))
-    pairs = rank_pairs(regions(spec.parts, Ranks(pp=2)), regions(spec.parts, Ranks(pp=4)), "nhd")
+    pairs = rank_pairs(spec.regions(Ranks(pp=2)), spec.regions(Ranks(pp=4)), "nhd")
     assert [(pair.prefill_rank, pair.decode_rank) for pair in pairs] == [(0, 0), (0, 1), (1, 2), (1, 3)]
     assert {pair.bytes([512]) for pair in pairs} == {spec.request_bytes(8192) // 4}
 
@@ -188,7 +243,7 @@ def test_descriptors_are_made_without_a_loop_over_them() -> None:
     def lines(tokens: int) -> int:
         spec = CacheSpec(load_model("8b"), resolve_dtype("bf16"))
         tables = scattered(spec, tokens)
-        side, other = (regions(spec.parts, Ranks(tp)) for tp in (2, 4))
+        side, other = (spec.regions(Ranks(tp)) for tp in (2, 4))
         pairs = rank_pairs(side, other, "nhd")
         prefill, decode = ([getattr(group, name)[0] for group in tables] for name in ("prefill", "decode"))
         count = 0
