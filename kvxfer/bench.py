@@ -183,7 +183,8 @@ def _tell(document: dict[str, Any], outcome: Outcome, json: str | None, quiet: b
 
 
 def _print_tables(document: dict[str, Any]) -> None:
-    from kvxfer.result.tables import make_console, render
+    from kvxfer.result.printing import make_console
+    from kvxfer.result.tables import render
 
     render(document, make_console())
     sys.stdout.flush()

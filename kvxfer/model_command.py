@@ -41,13 +41,17 @@ class Request:
 
 def command(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="preset (8b, 70b, deepseek-v3, …) or the path of a config.json")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="preset (8b, 70b, deepseek-v3, …) or the path of a config.json")
+    ],
     dtype: Annotated[
         str | None,
-        typer.Option(help=f"of the cache: {', '.join([*DTYPES, *PACKED])}; several: A,B [those it can have]"),
+        typer.Option(
+            metavar="DTYPE,…", help=f"of the cache: {', '.join([*DTYPES, *PACKED])}; several: A,B [those it can have]"
+        ),
     ] = None,
-    tokens: Annotated[str, typer.Option(help="prompt lengths")] = "512,2048,8192",
-    block_size: Annotated[str, typer.Option(help="tokens per block; whole blocks move")] = "16",
+    tokens: Annotated[str, typer.Option(metavar="N,…", help="prompt lengths")] = "512,2048,8192",
+    block_size: Annotated[str, typer.Option(metavar="N", help="tokens per block; whole blocks move")] = "16",
     with_mtp: Annotated[
         bool, typer.Option("--with-mtp", help="count the layers of multi-token prediction too")
     ] = False,
@@ -144,7 +148,7 @@ def _naive_over_true(record: dict[str, Any], naive: int) -> dict[str, float | No
 
 def _print(document: dict[str, Any]) -> None:
     from kvxfer.result.model_table import render_model  # here, so that --help does not wait for them
-    from kvxfer.result.tables import make_console
+    from kvxfer.result.printing import make_console
 
     render_model(document, make_console())
 

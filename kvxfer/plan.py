@@ -139,13 +139,12 @@ def _missing(request: Request, dtype: DType, wires: Wires) -> list[str]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    from kvxfer.result.ratio_table import render_ratio  # here, so that --help does not wait for them
-    from kvxfer.result.tables import make_console
+    from kvxfer.result.printing import make_console, print_notices  # here, so that --help does not wait for them
+    from kvxfer.result.ratio_table import render_ratio
 
     console = make_console()
     render_ratio(document["ratio"], document["assumptions"], console)
-    for notice in document["notices"]:
-        console.print(f"note: {notice}", highlight=False, markup=False)
+    print_notices(document["notices"], console)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,52 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from kvxfer.result.printing import Column, counted, plain, print_table, print_trimmed
+
 Row = Mapping[str, Any]
-Justify = Literal["left", "right"]
 
 ONE_RANK = "1→1"
 
 LOOPBACK = "loopback: says nothing about the links"
 
-CAPTION = (
-    "seed: prefill is 2·params·N FLOP.\n"
-    "full: active parameters without embedding, plus attention.\n"
-    "(%) is the transfer's share of that row's prefill."
-)
-CAPTION_PER_RANK = "(busiest): of that, the most that one rank sends or receives; over its link the ms."
-CAPTION_MEASURED = (
-    "steady: median of the later transfers.\n"
-    "cold: from start to the first confirmed transfer.\n"
-    "(%) is the share of that row's prefill, which is assumed as above."
+PER_RANK = "(busiest): of that, the most that one rank sends or receives; over its link the ms."
+SEED = "seed: prefill is 2·params·N FLOP for N tokens."
+SEED_AFTER_HITS = "seed: prefill is 2·params·N FLOP for the N tokens that its prefix cache lacks."
+FULL = "full: active parameters without embedding, plus attention."
+FULL_AFTER_HITS = "full: active parameters without embedding for these, plus their attention to the whole prompt."
+SHARE = "(%) is the transfer's share of that row's prefill."
+MEASURED = (
+    "steady: median of the later transfers.",
+    "cold: from start to the first confirmed transfer, median of the fresh starts.",
+    "(%) is the share of that row's prefill, which is assumed as above.",
 )
 
 
 def render_ratio(rows: Sequence[Row], assumptions: Mapping[str, Any], console: Console) -> None:
-    """Print a result's `ratio`: first what is assumed, then the tables."""
-    console.print(_assumed(assumptions), highlight=False, markup=False)
-    for table in ratio_tables(rows):
-        console.print(table)
-        console.print()
-
-
-def ratio_tables(rows: Sequence[Row]) -> list[Table]:
-    """One or two tables per model and dtype, in the order of a result's `ratio`: line rates, then measured."""
+    """Print a result's `ratio`: first what is assumed, then for each model and dtype the line rates, then measured."""
+    print_trimmed(Text(_assumed(assumptions)), console)
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["model"], row["dtype"]), []).append(row)
-    tables = []
     for (model, dtype), group in groups.items():
-        tables.append(_line_rates(f"{model}, {dtype} KV cache: ASSUMED line rates against assumed prefill", group))
-        if any(row["measured"] for row in group):
-            tables.append(_measured(f"{model}, {dtype} KV cache: MEASURED transfer against assumed prefill", group))
-    return tables
+        cache = f"{plain(model)}, {plain(dtype)} KV cache"
+        _print_line_rates(f"{cache}: ASSUMED line rates against assumed prefill", group, console)
+        _print_measured(f"{cache}: MEASURED transfer against assumed prefill", group, console)
 
 
 def _assumed(assumptions: Mapping[str, Any]) -> str:
@@ -59,7 +49,7 @@ def _assumed(assumptions: Mapping[str, Any]) -> str:
     cache = "" if given is None else f", {given:,} B of KV cache per token (--kv-bytes-per-token)"
     gpus = assumptions["gpus"]
     return (
-        f"Assumed, not measured: {gpus} GPU{'s' * (gpus > 1)} for prefill at {assumptions['eff_tflops']:g} TFLOP/s"
+        f"Assumed, not measured: {counted(gpus, 'GPU')} for prefill at {assumptions['eff_tflops']:g} TFLOP/s"
         f"{' each' * (gpus > 1)}{parameters}{cache}, links at "
         f"{', '.join(f'{rate:g}' for rate in assumptions['link_gbit'])} Gb/s line rate"
         f"{_between_ranks(assumptions)}{_hits(assumptions)}"
@@ -75,7 +65,7 @@ def _between_ranks(assumptions: Mapping[str, Any]) -> str:
     if not assumptions.get("links_shared", True):
         links = "a link of its own for every rank (the busiest one counts)"
     prefill, decode = (tp[side] * pp[side] for side in ("prefill", "decode"))
-    ranks = f"prefill on {prefill} rank{'s' * (prefill > 1)}, decode on {decode}"
+    ranks = f"prefill on {counted(prefill, 'rank')}, decode on {decode}"
     return f", {links}, {ranks} (TP {_sides(tp)}, PP {_sides(pp)})"
 
 
@@ -90,60 +80,49 @@ def _hits(assumptions: Mapping[str, Any]) -> str:
     return f", prefix-cache hits of {prefill:.4g} at prefill and {decode:.4g} at decode"
 
 
-def _line_rates(title: str, rows: Sequence[Row]) -> Table:
+def _print_line_rates(title: str, rows: Sequence[Row], console: Console) -> None:
     per_rank = not rows[0].get("links_shared", True)
-    table = _table(title, f"{CAPTION_PER_RANK}\n{CAPTION}" if per_rank else CAPTION)
-    _column(table, "tokens")
-    _column(table, "KV moved\nGB\n(busiest)" if per_rank else "KV moved\nGB")
-    _column(table, "basis", "left")
-    _column(table, "prefill\nassumed\nms")
-    for link in rows[0]["links"]:
-        _column(table, f"{link['line_gbit']:g} Gb/s\nline rate,\nassumed\nms (%)")
-    for row in rows:
-        links = [_cell(link["transfer_ms"], link["percent"]) for link in row["links"]]
-        size, prefill = _number(row["bytes"] / 1e9), _number(row["prefill_ms"])
-        size += f" ({_number(row['busiest_rank_bytes'] / 1e9)})" if per_rank else ""
-        table.add_row(f"{row['tokens']:,}", size, row["basis"], prefill, *links)
-    return table
+    sizes = [_number(row["bytes"] / 1e9) for row in rows]
+    if per_rank:
+        sizes = [f"{size} ({_number(row['busiest_rank_bytes'] / 1e9)})" for size, row in zip(sizes, rows, strict=True)]
+    keys = [
+        Column("tokens", [f"{row['tokens']:,}" for row in rows]),
+        Column("KV moved\nGB\n(busiest)" if per_rank else "KV moved\nGB", sizes),
+        Column("basis", [row["basis"] for row in rows], words=True),
+        Column("prefill\nassumed\nms", [_number(row["prefill_ms"]) for row in rows]),
+    ]
+    links = [
+        Column(
+            f"{link['line_gbit']:g} Gb/s\nline rate,\nassumed\nms (%)",
+            [_cell(row["links"][number]["transfer_ms"], row["links"][number]["percent"]) for row in rows],
+        )
+        for number, link in enumerate(rows[0]["links"])
+    ]
+    hits = "prefill_tokens" in rows[0]
+    notes = [SEED_AFTER_HITS, FULL_AFTER_HITS, SHARE] if hits else [SEED, FULL, SHARE]
+    print_table(title, keys, links, console, [PER_RANK, *notes] if per_rank else notes)
 
 
-def _measured(title: str, rows: Sequence[Row]) -> Table:
+def _print_measured(title: str, rows: Sequence[Row], console: Console) -> None:
     """A line for each prompt length, basis and row of the results."""
-    table = _table(title, CAPTION_MEASURED)
-    _column(table, "tokens")
-    _column(table, "basis", "left")
-    _column(table, "steady\nms (%)")
-    _column(table, "cold\nms (%)")
-    _column(table, "backend", "left")
-    _column(table, "op", "left")
-    ranks = any(_ranks(entry) != _ranks({}) for row in rows for entry in row["measured"]) or "links_shared" in rows[0]
-    if ranks:
-        _column(table, "TP P→D,\nPP P→D", "left")
-    _column(table, "scope", "left")
-    for row in rows:
-        for entry in row["measured"]:
-            steady = _cell(entry["transfer_ms"], entry["percent"])
-            cold = _cell(entry["cold_ms"], entry["cold_percent"])
-            who = [_ranks(entry)] if ranks else []
-            carried = map(Text, (entry.get("backend", "?"), entry.get("op", "?"), *who, _scope(entry)))
-            table.add_row(f"{row['tokens']:,}", row["basis"], steady, cold, *carried)
-    return table
-
-
-def _table(title: str, caption: str) -> Table:
-    return Table(
-        title=Text(title, style="bold"),
-        caption=Text(caption),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-        pad_edge=False,
-    )
-
-
-def _column(table: Table, header: str, justify: Justify = "right") -> None:
-    table.add_column(header, justify=justify, overflow="fold")  # a figure is never cut short
+    lines = [(row, entry) for row in rows for entry in row["measured"]]
+    if not lines:
+        return
+    several = "links_shared" in rows[0] or any(_ranks(entry) != _ranks({}) for _, entry in lines)
+    ranks = [Column("TP P→D,\nPP P→D", [_ranks(entry) for _, entry in lines], words=True)] if several else []
+    keys = [
+        Column("tokens", [f"{row['tokens']:,}" for row, _ in lines]),
+        Column("basis", [row["basis"] for row, _ in lines], words=True),
+    ]
+    columns = [
+        Column("steady p50\nms (%)", [_cell(entry["transfer_ms"], entry["percent"]) for _, entry in lines]),
+        Column("cold p50\nms (%)", [_cell(entry["cold_ms"], entry["cold_percent"]) for _, entry in lines]),
+        Column("backend", [plain(entry.get("backend", "?")) for _, entry in lines], words=True),
+        Column("op", [plain(entry.get("op", "?")) for _, entry in lines], words=True),
+        *ranks,
+        Column("scope", [_scope(entry) for _, entry in lines], words=True, share=3),
+    ]
+    print_table(title, keys, columns, console, MEASURED)
 
 
 def _ranks(entry: Row) -> str:

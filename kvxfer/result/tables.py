@@ -1,31 +1,33 @@
 """A result on the terminal: tables that a newcomer reads right.
 
-Every table begins with what tells its rows apart; what all rows share is said once, above. Columns that do not fit the
-width go to a second table below, so that no figure is ever cut. Scope stands in every title: a loopback figure must not
-be taken for one of a link.
+The first line says in a sentence what was found. Every table begins with what tells its rows apart; what all rows share
+is said once, above. Columns that do not fit the width go to a second table below, so that no figure is ever cut. Scope
+stands in every title: a loopback figure must not be taken for one of a link.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from kvxfer.result.printing import (
+    NONE,
+    Column,
+    counted,
+    figure,
+    milliseconds,
+    plain,
+    print_notices,
+    print_pairs,
+    print_table,
+    print_trimmed,
+)
+
 Row = dict[str, Any]
-
-WIDTH_OF_A_FILE = 120
-"""Columns when standard output is no terminal and COLUMNS does not say otherwise."""
-
-NONE = "–"
 
 SCOPES = {
     "loopback": "both sides on this host through the network stack; this says nothing about a link between two hosts",
@@ -57,15 +59,6 @@ WARNINGS: dict[str, Callable[[Row], bool | None]] = {
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column as it is printed. Figures are set right and never wrapped; words may be folded."""
-
-    header: str
-    cells: list[str]
-    words: bool = False
-
-
-@dataclass(frozen=True)
 class Key:
     """Something that tells rows apart: a column where they differ in it, a part of a sentence where they do not."""
 
@@ -90,14 +83,6 @@ KEYS = (
 )
 
 
-def make_console() -> Console:
-    """The console of standard output: 120 columns when it is no terminal, a `?` for a character it cannot show."""
-    with contextlib.suppress(AttributeError, io.UnsupportedOperation):
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-    fixed = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=WIDTH_OF_A_FILE if fixed else None)
-
-
 def render(result: dict[str, Any], console: Console) -> None:
     """Print a whole result (the object of schema.json)."""
     rows: list[Row] = result["results"]
@@ -111,27 +96,11 @@ def render(result: dict[str, Any], console: Console) -> None:
     if result["ratio"]:
         from kvxfer.result.ratio_table import render_ratio
 
+        console.print()
         render_ratio(result["ratio"], result["assumptions"], console)
     _print_verdict(result["verdict"], console)
-    _print_notices(result["notices"], console)
+    print_notices(result["notices"], console)
     _print_terms(_terms(measured, result["references"]), console)
-
-
-def figure(value: float | None) -> str:
-    """At least three significant digits, an integer's all; `–` for None."""
-    if value is None:
-        return NONE
-    decimals = next((count for count, least in enumerate((100, 10, 1, 0.1, 0.01)) if abs(value) >= least), 5)
-    return f"{value:,.{decimals}f}" if value else "0"
-
-
-def milliseconds(ns: int | None) -> str:
-    return figure(None if ns is None else ns / 1e6)
-
-
-def plain(text: str) -> str:
-    """`text` on one line and without control characters: some of it comes from the other host."""
-    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
 
 
 # --- what stands above the tables -----------------------------------------------------------------------------------
@@ -140,20 +109,49 @@ def plain(text: str) -> str:
 def _print_header(result: dict[str, Any], keys: Sequence[Key], console: Console) -> None:
     scope = result["scope"]
     lines = [
+        *_found(result),
         ("prefill", _host(result["host"])),
         ("decode", _host(result["peer"]) if scope == "network" else "the same host"),
         ("scope", f"{scope}: {SCOPES[scope]}"),
     ]
     if result["results"]:
         lines.append(("all rows", _shared(result["results"][0], keys)))
-    console.print(Text(f"kvxfer {plain(result['kvxfer_version'])}, {plain(result['created_utc'])}", style="bold"))
-    _print_pairs(lines, console)
+    print_trimmed(
+        Text(f"kvxfer {plain(result['kvxfer_version'])}, {plain(result['created_utc'])}", style="bold"), console
+    )
+    print_pairs(lines, console)
 
 
 def _host(host: dict[str, Any]) -> str:
     cache = f", {host['llc_bytes'] / 2**20:.0f} MiB last-level cache" if host["llc_bytes"] else ""
     memory = f"{host['memory_bytes'] / 2**30:.0f} GiB memory"
-    return f"{plain(host['hostname'])}: {plain(host['cpu_model'])}, {host['cpus']} CPUs, {memory}{cache}"
+    return f"{plain(host['hostname'])}: {plain(host['cpu_model'])}, {counted(host['cpus'], 'CPU')}, {memory}{cache}"
+
+
+def _found(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """The run in one sentence: what its longest prompt cost. Nothing where no row moved bytes."""
+    rows = [row for row in result["results"] if row["status"] == "ok" and row["bandwidth_gbyte_s"] is not None]
+    if not rows:
+        return []
+    row = max(rows, key=lambda row: int(row["tokens"]))  # the first of those
+    beware = _warnings(row)
+    what = f"{plain(row['model'])} in {plain(row['dtype'])} over {plain(row['transport'])}, {plain(row['op'])}"
+    parts = [
+        f"{what}: {counted(row['tokens'], 'token')} move in {milliseconds(row['p50_ns'])} ms",
+        f"{figure(row['bandwidth_gbyte_s'])} GB/s",
+        *_share_of_prefill(result["ratio"], row["id"]),
+        f"{result['scope']}{' (' + ', '.join(beware) + ')' if beware else ''}",
+    ]
+    return [("found", ", ".join(parts))]
+
+
+def _share_of_prefill(ratio: Sequence[Row], row: str) -> list[str]:
+    """`68 % of an assumed prefill`, by the last basis that there is, `full` before `seed`."""
+    beside = [(entry["basis"], one) for entry in ratio for one in entry["measured"] if one["of"] == row]
+    if not beside or beside[-1][1]["percent"] is None:
+        return []
+    basis, measured = beside[-1]
+    return [f"{figure(measured['percent'])} % of its assumed prefill ({basis})"]
 
 
 def _differing(rows: Sequence[Row]) -> list[Key]:
@@ -178,7 +176,7 @@ def _print_transfers(rows: Sequence[Row], keys: Sequence[Key], scope: str, conso
         _column(rows, "steady p50\nms ± 95 %", _median_with_interval),
         _column(rows, "steady\nGB/s", lambda row: figure(row["bandwidth_gbyte_s"])),
         _column(rows, "hand-over\np50 ms", lambda row: milliseconds(row["handover"]["p50_ns"])),
-        _column(rows, "cold\nms", lambda row: milliseconds(row["setup"]["cold_ns"]["p50"])),
+        _column(rows, "cold p50\nms (longest)", lambda row: _median_and_longest(row["setup"]["cold_ns"])),
         _column(rows, "CPU s/GiB\nP / D", _cpu),
         _column(rows, "p90\nms", lambda row: milliseconds(row["p90_ns"])),
         _column(rows, "p99\nms", lambda row: milliseconds(row["p99_ns"])),
@@ -186,15 +184,16 @@ def _print_transfers(rows: Sequence[Row], keys: Sequence[Key], scope: str, conso
         _column(rows, "verified", lambda row: plain(row["verified"]), words=True),
         _column(rows, "carried by", lambda row: plain(row["transport"]), words=True),
     ]
-    _print_table(f"Transfers ({scope})", _key_columns(rows, keys), columns, console)
+    print_table(f"Transfers ({scope})", _key_columns(rows, keys), columns, console)
 
 
 def _print_setup(rows: Sequence[Row], keys: Sequence[Key], scope: str, console: Console) -> None:
     """Phases down, rows of the result across: so they read as a sum."""
     repeats = sorted({len(row["setup"]["cold_ns"]["samples"]) for row in rows})
-    title = f"Setup in ms, median (longest) of {' or '.join(map(str, repeats))} fresh starts ({scope})"
+    starts = f"{' or '.join(map(str, repeats))} fresh start{'s' * (repeats != [1])}"
+    title = f"Setup in ms, median (longest) of {starts} ({scope})"
     columns = [Column(_label(row, keys, "\n"), _phase_cells(row["setup"])) for row in rows]
-    _print_table(title, [Column("phase", list(PHASES.values()), words=True)], columns, console)
+    print_table(title, [Column("phase", list(PHASES.values()), words=True)], columns, console)
 
 
 def _print_references(
@@ -212,45 +211,11 @@ def _print_references(
     row_speed = _column(compared, "row\nGB/s", lambda row: figure(row["bandwidth_gbyte_s"]))
     columns = [row_speed, speed("bulk"), share("bulk"), speed("memcpy"), share("memcpy")]
     title = f"References: the same bytes moved in simpler ways ({scope})"
-    _print_table(title, _key_columns(compared, keys), columns, console)
-
-
-def _print_table(title: str, keys: Sequence[Column], columns: Sequence[Column], console: Console) -> None:
-    """Print `columns` beside `keys`, in several tables where one would be too wide; no column without any value."""
-    remaining = [column for column in columns if any(cell != NONE for cell in column.cells)]
-    while remaining:
-        count = _how_many_fit(keys, remaining, console)
-        console.print()
-        console.print(Text(title, style="bold"))
-        console.print(_table([*keys, *remaining[:count]], console.width))
-        remaining = remaining[count:]
-        title = title.removesuffix(", continued") + ", continued"
-
-
-def _how_many_fit(keys: Sequence[Column], columns: Sequence[Column], console: Console) -> int:
-    """How many of `columns`, at least one, fit beside `keys`."""
-    unlimited = console.options.update(width=10_000)
-    for count in range(len(columns), 1, -1):
-        table = _table([*keys, *columns[:count]], console.width)
-        if console.measure(table, options=unlimited).maximum <= console.width:
-            return count
-    return 1
-
-
-def _table(columns: Sequence[Column], width: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
-        if column.words:
-            table.add_column(Text(column.header), overflow="fold", max_width=max(16, width // 5), vertical="top")
-        else:
-            table.add_column(Text(column.header), justify="right", no_wrap=True)
-    for cells in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
+    print_table(title, _key_columns(compared, keys), columns, console)
 
 
 def _key_columns(rows: Sequence[Row], keys: Sequence[Key]) -> list[Column]:
-    tokens = _column(rows, "tokens", lambda row: str(row["tokens"]))
+    tokens = _column(rows, "tokens", lambda row: f"{row['tokens']:,}")
     return [*(_column(rows, key.header, key.cell, words=True) for key in keys), tokens]
 
 
@@ -260,7 +225,7 @@ def _column(rows: Sequence[Row], header: str, cell: Callable[[Row], str], words:
 
 def _label(row: Row, keys: Sequence[Key], separator: str) -> str:
     """What a row is called among the others."""
-    return separator.join([*(key.sentence.format(key.cell(row)) for key in keys), f"{row['tokens']} tokens"])
+    return separator.join([*(key.sentence.format(key.cell(row)) for key in keys), counted(row["tokens"], "token")])
 
 
 # --- cells ----------------------------------------------------------------------------------------------------------
@@ -273,6 +238,10 @@ def _median_with_interval(row: Row) -> str:
         return f"{milliseconds(middle)} ±   ? %"
     low, high = row["ci95_ns"]
     return f"{milliseconds(middle)} ± {100 * max(high - middle, middle - low) / middle:3.1f} %"
+
+
+def _median_and_longest(phase: dict[str, Any]) -> str:
+    return f"{milliseconds(phase['p50'])} ({milliseconds(phase['max'])})"
 
 
 def _phase_cells(setup: dict[str, Any]) -> list[str]:
@@ -313,22 +282,16 @@ def _warnings(row: Row) -> list[str]:
 def _print_errors(rows: Sequence[Row], keys: Sequence[Key], console: Console) -> None:
     if rows:
         console.print()
-        console.print(Text("Rows that failed", style="bold red"))
-        _print_pairs([(_label(row, keys, " "), plain(row["error"])) for row in rows], console)
+        print_trimmed(Text("Rows that failed", style="bold red"), console)
+        print_pairs([(_label(row, keys, " "), plain(row["error"])) for row in rows], console)
 
 
 def _print_verdict(verdict: dict[str, Any] | None, console: Console) -> None:
     if verdict is not None:
         console.print()
-        console.print(Text(f"Verdict: {plain(verdict.get('answer', NONE))}", style="bold"))
+        print_trimmed(Text(f"Verdict: {plain(verdict.get('answer', NONE))}", style="bold"), console)
         for reason in verdict.get("reasons", []):
-            console.print(Text(f"- {plain(reason)}"))
-
-
-def _print_notices(notices: Sequence[str], console: Console) -> None:
-    if notices:
-        console.print()
-        _print_pairs([("Note", plain(notice)) for notice in notices], console)
+            print_trimmed(Text(f"- {plain(reason)}"), console)
 
 
 TERMS = {
@@ -343,7 +306,7 @@ TERMS = {
     "counts what ranks replicate each time",
     "fragmentation": "how a request's blocks lie: 0 one after the other, 1 no two side by side",
     "hand-over": "from 'KV ready' on the prefill side to its hearing 'usable' from the decode side",
-    "cold": "from starting both processes to the first confirmed transfer",
+    "cold": "from starting both processes to the first confirmed transfer, median (and longest) of the fresh starts",
     "CPU s/GiB": "CPU seconds that the prefill (P) and the decode (D) side spend per 2³⁰ bytes",
     "verified": "full: every byte of the first and last request, a mark in every piece of each; sample: some blocks",
     "carried by": "the transport really used, whatever was asked for",
@@ -374,15 +337,5 @@ def _terms(rows: Sequence[Row], references: Iterable[Row]) -> list[str]:
 def _print_terms(terms: Sequence[str], console: Console) -> None:
     if terms:
         console.print()
-        console.print(Text("What the words mean", style="bold"))
-        _print_pairs([(term, TERMS[term]) for term in terms], console, style="dim")
-
-
-def _print_pairs(pairs: Iterable[tuple[str, str]], console: Console, style: str = "") -> None:
-    """Two columns, the second wrapped beside the first."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(overflow="fold", max_width=max(16, console.width // 3))
-    grid.add_column()
-    for left, right in pairs:
-        grid.add_row(Text(left, style=style), Text(right, style=style))
-    console.print(grid)
+        print_trimmed(Text("What the words mean", style="bold"), console)
+        print_pairs([(term, TERMS[term]) for term in terms], console, style="dim")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -10,6 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
+from kvxfer.result.file import read_result
+from kvxfer.result.tables import render
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -107,6 +112,16 @@ def test_links_to_files_lead_somewhere() -> None:
     for text in (README, *(path.read_text() for path in (ROOT / "docs").glob("*.md"))):
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (ROOT / target).exists() or (ROOT / "docs" / target).exists(), target
+
+
+def test_the_result_shown_is_the_committed_one_as_it_is_printed() -> None:
+    (shown,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
+    (committed,) = re.findall(r"\]\((bench/results/[^)]+\.json)\)", README)
+    console = Console(width=120, file=io.StringIO())
+    render(read_result(ROOT / committed), console)
+    printed, words = console.file.getvalue().split("\nWhat the words mean\n")  # type: ignore[attr-defined]
+    assert shown == printed
+    assert words
 
 
 def test_nothing_is_left_to_be_filled_in() -> None:

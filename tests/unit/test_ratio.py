@@ -22,7 +22,7 @@ from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import BF16, FP8_E4M3
 from kvxfer.model.presets import load_model, preset_names
 from kvxfer.result.file import schema
-from kvxfer.result.ratio_table import LOOPBACK, ratio_tables, render_ratio
+from kvxfer.result.ratio_table import LOOPBACK, render_ratio
 
 SEED_TABLE = [  # tokens, KV GB, prefill ms, transfer ms and % at 100, 200 and 400 Gb/s
     (2048, 0.67, 179, [54, 27, 13], [30, 15, 7]),
@@ -315,8 +315,7 @@ def test_results_that_are_no_rows() -> None:
 def printed(rows: list[dict[str, Any]], width: int = 80) -> str:
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
-        for table in ratio_tables(rows):
-            console.print(table)
+        render_ratio(rows, ARTICLE.as_record(LLAMA_70B), console)
     return capture.get()
 
 
@@ -349,8 +348,8 @@ def test_result_with_unknown_parameters_is_printed_too() -> None:
 
 def test_one_table_for_each_dtype() -> None:
     rows = [row for dtype in (BF16, FP8_E4M3) for row in ratio_rows(LLAMA_70B, dtype, [512], 16, ARTICLE)]
-    assert len(ratio_tables(rows)) == 2
-    assert ratio_tables([]) == []
+    assert printed(rows).count("ASSUMED") == 2
+    assert "ASSUMED" not in printed([])
 
 
 def test_names_are_not_taken_for_markup() -> None:
