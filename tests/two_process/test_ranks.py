@@ -94,3 +94,38 @@ def test_bytes_per_token_that_the_user_gives_move_for_real(place: Place) -> None
     assert result["models"][0]["bytes_by_tokens"] == {"70": row["bytes"]}
     assert any("1,200 bytes of KV cache per token as given" in notice for notice in result["notices"])
     place.left_alone()
+
+
+MAMBA = {
+    "model_type": "granitemoehybrid",
+    "layer_types": ["mamba", "attention", "mamba"],
+    "num_key_value_heads": 4,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 64,
+    "mamba_d_state": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
+UNEQUAL = {"model_type": "deci", "num_key_value_heads": None, "num_key_value_heads_per_layer": [1, 2, 0]}
+
+
+@pytest.mark.parametrize("layout", ["hnd", "nhd-together"])
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 4), pytest.param(4, 1, marks=pytest.mark.slow)])
+def test_states_are_cut_by_their_own_heads(place: Place, layout: str, prefill: int, decode: int) -> None:
+    """Two groups over four ranks: B and C of each (96 elements of 2 B) go to two of them."""
+    model = place.write_model("mamba", **MAMBA)
+    words = ["--model", model, "--layout", layout, "--tp-prefill", str(prefill), "--tp-decode", str(decode)]
+    (row,) = place.measure(*words, "--seed", "3")["results"]
+    once = load_model(model).request_bytes(70, 16, resolve_dtype("bf16"))
+    assert row["bytes"] == once + (2 * 2 * 2 * 96 * 2 if decode == 4 else 0)
+    assert row["verified_bytes"] == 2 * row["bytes"]
+
+
+def test_layers_of_unequal_heads_that_lie_together_are_cut_alike_for_all_ranks(place: Place) -> None:
+    """One head and two over 2 and 4 ranks: what rank 0 gets as whole blocks, others get a part of."""
+    model = place.write_model("unequal", **UNEQUAL)
+    words = ["--model", model, "--layout", "nhd-together", "--tp-prefill", "2", "--tp-decode", "4"]
+    (row,) = place.measure(*words)["results"]
+    assert row["bytes"] == BLOCKS * 16 * 4 * 2 * 2 * HEAD_DIM * 2
+    assert row["verified_bytes"] == 2 * row["bytes"]
