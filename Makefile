@@ -8,6 +8,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := CMakeLists.txt $(shell find csrc topology -type f)
+PACKAGES := $(shell find kvxfer -name __init__.py)
 CXX_SOURCES := $(shell find csrc -name '*.h' -o -name '*.cpp')
 CMAKE := $(BIN)/cmake
 CTEST := $(BIN)/ctest --output-on-failure --no-tests=error --test-dir
@@ -36,7 +37,7 @@ install-dev: .venv/installed-dev
 	@touch $@
 
 # Built in place (build/), so that a change compiles only what it touches; that needs the build's tools in the venv itself.
-.venv/installed: .venv/created pyproject.toml constraints.txt $(NATIVE)
+.venv/installed: .venv/created pyproject.toml constraints.txt $(NATIVE) $(PACKAGES)
 	$(PIP) cmake ninja nanobind scikit-build-core
 	$(PIP) --no-build-isolation --editable .
 	@touch $@
