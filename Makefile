@@ -2,6 +2,7 @@
 # make test      everything that is quick; make test-full adds what is slow
 # make install   the shared part: .venv with kvxfer in it
 # make benchmarks   bench/suites: the parts by themselves, beside plain sockets and memcpy
+# make peers     bench/peers: beside NIXL, Mooncake, UCX, iperf3 and memcpy, on the same pieces
 # Each does its own set-up and redoes nothing that is up to date.
 
 PYTHON ?= python3
@@ -9,19 +10,23 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := CMakeLists.txt $(shell find csrc topology -type f)
 PACKAGES := $(shell find kvxfer -name __init__.py)
-CXX_SOURCES := $(shell find csrc -name '*.h' -o -name '*.cpp')
+CXX_SOURCES := $(shell find csrc bench -name '*.h' -o -name '*.cpp')
 CMAKE := $(BIN)/cmake
 CTEST := $(BIN)/ctest --output-on-failure --no-tests=error --test-dir
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 BENCH_ARGS ?=
+PEERS_ARGS ?=
 
-.PHONY: bench benchmarks test test-full install install-dev lint test-native test-python sanitize test-slow clean
+.PHONY: bench benchmarks peers test test-full install install-dev lint test-native test-python sanitize test-slow clean
 
 bench: install
 	$(BIN)/python -m kvxfer.bench --model 70b $(BENCH_ARGS)
 
 benchmarks: install-dev
 	$(BIN)/pytest bench/suites --benchmark-only --benchmark-columns=min,median,iqr,rounds $(BENCH_ARGS)
+
+peers: install
+	$(BIN)/python bench/peers $(PEERS_ARGS)
 
 test: lint test-native test-python
 
@@ -73,4 +78,4 @@ sanitize-address sanitize-thread: install-dev
 	$(CTEST) build/$@
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv .venv-peers build dist
