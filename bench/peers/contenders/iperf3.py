@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
-import time
-from collections.abc import Callable
-from typing import Any
 
 from environment import Environment, MissingError
-from job import Job
+from link_test import LinkTest
 from offer import LINK, Offer
 
 STREAMS = (1, 2, 4)
-STARTING_S = 30
-REFUSED = "unable to connect"
 
 
 def offers(environment: Environment) -> list[Offer]:
@@ -40,44 +34,16 @@ def offers(environment: Environment) -> list[Offer]:
     ]
 
 
-class Side:
-    """The initiator is the client and sends, in a pull too; the other side serves one test at a time."""
+class Side(LinkTest):
+    """The client sends, in a pull too."""
 
-    address = 0
+    def server(self, port: str) -> list[str]:
+        return ["-s", "-1", "-p", port]
 
-    def __init__(self, options: dict[str, Any], job: Job, role: str) -> None:
-        self._program = options["program"]
-        self._streams = options["streams"]
-        self._job = job
-        self._serves = role != job.initiator
+    def client(self, port: str) -> list[str]:
+        streams = str(self.options["streams"])
+        return ["-c", "127.0.0.1", "-p", port, "-J", "-P", streams, "-n", str(self.job.bytes)]
 
-    def open(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
-
-    def allocate(self) -> None:
-        pass
-
-    def connect(self, swap: Callable[[Any], Any]) -> None:
-        theirs = swap(self._port)
-        self._port = self._port if self._serves else theirs
-
-    def move(self, _: int, count: int) -> list[tuple[int, int]] | None:
-        if not self._serves:
-            return [self._send() for _ in range(count)]
-        for _ in range(count):
-            subprocess.run([self._program, "-s", "-1", "-p", str(self._port)], capture_output=True, check=True)
-        return None
-
-    def _send(self) -> tuple[int, int]:
-        command = [self._program, "-c", "127.0.0.1", "-p", str(self._port), "-J", "-P", str(self._streams)]
-        command += ["-n", str(self._job.bytes)]
-        give_up_at = time.monotonic() + STARTING_S
-        while True:
-            said = json.loads(subprocess.run(command, capture_output=True, check=False).stdout)
-            if "error" not in said:
-                received = said["end"]["sum_received"]
-                return 0, round(self._job.bytes * 8e9 / received["bits_per_second"])
-            if REFUSED not in said["error"] or time.monotonic() > give_up_at:
-                raise RuntimeError(said["error"])
-            time.sleep(0.01)  # the server is about to listen
+    def bytes_per_s(self, said: str) -> float:
+        received = json.loads(said)["end"].get("sum_received", {})  # none when the server was not there yet
+        return float(received.get("bits_per_second", 0)) / 8

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
-import time
-from collections.abc import Callable
-from typing import Any
 
 from environment import Environment, MissingError
-from job import Job
+from link_test import LinkTest
 from offer import LINK, Offer
 
 PACKAGES = ("ucx-utils", "libucx0", "libibverbs1", "librdmacm1", "libnl-3-200", "libnl-route-3-200")
@@ -20,7 +16,6 @@ TRANSPORTS = {
 }
 MIB = 1 << 20
 WARM_UP = 100  # requests; its default of 10,000 would take longer than the test
-STARTING_S = 30
 RATE_COLUMN = 5  # of the last line: iterations, three latencies, average and overall bandwidth in MiB/s (labelled MB/s)
 
 
@@ -49,42 +44,14 @@ def offers(environment: Environment) -> list[Offer]:
     ]
 
 
-class Side:
-    address = 0
+class Side(LinkTest):
+    def server(self, port: str) -> list[str]:
+        return ["-p", port]
 
-    def __init__(self, options: dict[str, Any], job: Job, role: str) -> None:
-        self._program = options["program"]
-        self._job = job
-        self._serves = role != job.initiator
+    def client(self, port: str) -> list[str]:
+        test = "ucp_put_bw" if self.job.op == "push" else "ucp_get"
+        sizes = ["-s", str(self.job.piece_bytes), "-n", str(self.job.descriptors), "-w", str(WARM_UP)]
+        return ["127.0.0.1", "-p", port, "-t", test, "-f", "-v", *sizes]
 
-    def open(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
-
-    def allocate(self) -> None:
-        pass
-
-    def connect(self, swap: Callable[[Any], Any]) -> None:
-        theirs = swap(self._port)
-        self._port = self._port if self._serves else theirs
-
-    def move(self, _: int, count: int) -> list[tuple[int, int]] | None:
-        if not self._serves:
-            return [self._send() for _ in range(count)]
-        for _ in range(count):
-            subprocess.run([self._program, "-p", str(self._port)], capture_output=True, check=True)
-        return None
-
-    def _send(self) -> tuple[int, int]:
-        test = "ucp_put_bw" if self._job.op == "push" else "ucp_get"
-        command = [self._program, "127.0.0.1", "-p", str(self._port), "-t", test, "-f", "-v", "-w", str(WARM_UP)]
-        command += ["-s", str(self._job.piece_bytes), "-n", str(self._job.descriptors)]
-        give_up_at = time.monotonic() + STARTING_S
-        while True:
-            run = subprocess.run(command, capture_output=True, text=True, check=False)
-            if run.returncode == 0:
-                rate = float(run.stdout.strip().splitlines()[-1].split(",")[RATE_COLUMN])
-                return 0, round(self._job.bytes / (rate * MIB) * 1e9)
-            if time.monotonic() > give_up_at:
-                raise RuntimeError((run.stderr or run.stdout).strip().splitlines()[-1])
-            time.sleep(0.01)  # the server is about to listen
+    def bytes_per_s(self, said: str) -> float:
+        return float(said.strip().splitlines()[-1].split(",")[RATE_COLUMN]) * MIB
