@@ -28,7 +28,7 @@ def main() -> int:
     asked = _arguments([case.NAME for case in cases])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
     _say(f"installing what the others need into {FOLDER.name}")
-    run = Run(asked.rounds, asked.quick, Environment(FOLDER), _say)
+    run = Run(asked.rounds, asked.quick, Environment(FOLDER, asked.also), _say)
     failed = False
     for case in cases:
         if asked.only and case.NAME not in asked.only:
@@ -53,6 +53,14 @@ def _arguments(names: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help=f"of each comparison ({LEAST_ROUNDS}; {QUICK_ROUNDS} when quick)")
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it works, measures nothing")
     parser.add_argument("--only", choices=names, action="append", metavar="CASE", help=", ".join(names))
+    parser.add_argument(
+        "--also",
+        type=_variant,
+        action="append",
+        default=[],
+        metavar="BACKEND:OPTION=NUMBER,…",
+        help="measure a backend of kvxfer with these options too, beside its defaults",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     asked = parser.parse_args()
     if asked.rounds is None:
@@ -62,6 +70,12 @@ def _arguments(names: list[str]) -> argparse.Namespace:
     if asked.json and not asked.json.parent.is_dir():
         parser.error(f"--json {asked.json}: there is no such folder")
     return asked
+
+
+def _variant(text: str) -> tuple[str, dict[str, int]]:
+    """Raises ValueError, which argparse reports, on anything else than BACKEND:OPTION=NUMBER,…"""
+    backend, options = text.split(":")
+    return backend, {name: int(value) for name, value in (one.split("=") for one in options.split(","))}
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +31,12 @@ class LeftOut:
 
 
 class Environment:
-    def __init__(self, folder: Path) -> None:
+    """`variants`: backends of kvxfer to be measured with other options too."""
+
+    def __init__(self, folder: Path, variants: Sequence[tuple[str, dict[str, int]]] = ()) -> None:
         self.folder = folder
         self.python = folder / "bin" / "python"
+        self.variants = variants
         self.left_out: list[LeftOut] = []
         self._unpacked = folder / "debian"
 

@@ -34,6 +34,10 @@ class Offer:
     environ: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
+    def is_backend(self, name: str) -> bool:
+        """Of kvxfer, with whatever options."""
+        return self.name.split(":")[0] == f"kvxfer-{name}"
+
     @property
     def ours(self) -> bool:
         return self.name.startswith("kvxfer-")

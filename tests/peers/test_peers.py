@@ -92,6 +92,21 @@ def test_a_contender_that_fails_is_left_out_and_the_others_go_on(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("peers")
+def test_a_backend_with_other_options_is_a_contender_of_its_own(tmp_path: Path) -> None:
+    import contenders.kvxfer_backends as ours
+    from environment import Environment
+    from jobs import scattered
+    from pair import OursFailedError, started
+
+    environment = Environment(tmp_path, [("tcp", {"connections": 3}), ("tcp", {"connections": 0})])
+    offers = {offer.name: offer for offer in ours.offers(environment)}
+    with started(offers["kvxfer-tcp:connections=3"], scattered("push", 4096, 2, 4)) as pair:
+        assert [len(lanes) for lanes in pair.call("describe")] == [3, 3]
+    with pytest.raises(OursFailedError, match="connections=0"):
+        started(offers["kvxfer-tcp:connections=0"], scattered("push", 4096, 2, 4)).__enter__()
+
+
+@pytest.mark.usefixtures("peers")
 def test_a_goal_is_met_by_the_median_of_its_rounds() -> None:
     from goals import Goal
 

@@ -14,7 +14,7 @@ QUICK_TOKENS = 128
 
 def measure(run: Run) -> None:
     tokens = QUICK_TOKENS if run.quick else TOKENS
-    chosen = [one for one in run.offers if one.module == "iperf3" or one.name == "kvxfer-tcp"]
+    chosen = [one for one in run.offers if one.module == "iperf3" or one.is_backend("tcp")]
     for op in ("push", "pull"):
         found = run.compare(f"70B, {tokens} tokens, {op}", run.of_70b(op, tokens), chosen, per_round=1)
         links = fastest([row for row in found.rows if row.offer.kind == LINK])

@@ -12,7 +12,7 @@ PER_ROUND = 50
 
 
 def measure(run: Run) -> None:
-    chosen = [one for one in run.offers if one.module == "bare_sockets" or one.name == "kvxfer-tcp"]
+    chosen = [one for one in run.offers if one.module == "bare_sockets" or one.is_backend("tcp")]
     found = run.compare("70B, 16 tokens, push", run.of_70b("push", TOKENS), chosen, PER_ROUND)
     ours, bare = found.row("kvxfer-tcp"), fastest([row for row in found.rows if row.offer.module == "bare_sockets"])
     what = "a 16-token request over tcp, confirmed ÷ bare ping-pong of the same bytes"

@@ -1,10 +1,13 @@
-"""kvxfer itself: every backend of this build that moves data and is available here, with its default options."""
+"""kvxfer itself: every backend of this build that moves data and is available here, with its default options, and
+again with those of --also.
+"""
 
 from __future__ import annotations
 
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,11 +33,15 @@ def offers(environment: Environment) -> list[Offer]:
         if can.moves_data:
             ops = tuple(op for op in ("push", "pull") if getattr(can, op))
             transport = "tcp" if "tcp" in probe.transports.split(",") else MEMORY
-            options = {"backend": name}
-            found.append(
-                Offer(f"kvxfer-{name}", "kvxfer_backends", MOVES, transport, __version__, ops, options=options)
-            )
+            options = {"backend": name, "options": {}}
+            offer = Offer(f"kvxfer-{name}", "kvxfer_backends", MOVES, transport, __version__, ops, options=options)
+            found += [offer, *(_with(offer, given) for backend, given in environment.variants if backend == name)]
     return found
+
+
+def _with(offer: Offer, given: dict[str, int]) -> Offer:
+    shown = ",".join(f"{name}={value}" for name, value in given.items())
+    return replace(offer, name=f"{offer.name}:{shown}", options=offer.options | {"options": given})
 
 
 class Side:
@@ -43,12 +50,13 @@ class Side:
 
         self._native = _native
         self._backend = options["backend"]
+        self._options = options.get("options", {})
         self._job = job
         self._prefill = role == "prefill"
         self.address = 0
 
     def open(self) -> None:
-        self._context = self._native.open_context(self._backend, TOKEN, {})
+        self._context = self._native.open_context(self._backend, TOKEN, self._options)
         self._endpoint = "" if self._prefill else self._context.listen("127.0.0.1", 0)
 
     def allocate(self) -> None:
