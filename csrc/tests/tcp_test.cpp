@@ -1,4 +1,7 @@
+#include <sched.h>
+
 #include <algorithm>
+#include <filesystem>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -217,6 +220,29 @@ TEST(tcp, local_says_that_the_source_was_read) {
     told += count(pair.a.drain(1'000'000), EventKind::local, 1);
   }
   CHECK(told <= 50);
+}
+
+// Threads of this process that may run on one CPU only.
+std::size_t pinned_threads() {
+  std::size_t pinned = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    cpu_set_t allowed;
+    if (::sched_getaffinity(std::stoi(task.path().filename()), sizeof allowed, &allowed) == 0)
+      pinned += CPU_COUNT(&allowed) == 1 ? 1 : 0;
+  }
+  return pinned;
+}
+
+TEST(tcp, pinned_lanes_move_bytes_and_keep_to_their_cpus) {
+  const std::size_t before = pinned_threads();
+  Pair pair(1 << 20, {{"connections", 3}, {"pin", 1}});
+  const auto plans = pair.prepare(scattered(256, 4096, 1));
+  move(pair, plans, Op::push, 1);
+  move(pair, plans, Op::pull, 2);
+  if (std::thread::hardware_concurrency() == 1) return;  // every thread is pinned then
+  const Deadline deadline = Deadline::after(10'000'000'000);
+  while (pinned_threads() != before + 12 && !deadline.passed()) std::this_thread::yield();
+  CHECK_EQ(pinned_threads(), before + 12);
 }
 
 TEST(tcp, several_peers_of_one_context) {

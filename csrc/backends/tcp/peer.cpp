@@ -1,5 +1,8 @@
 #include "backends/tcp/peer.h"
 
+#include <pthread.h>
+#include <sched.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -22,8 +25,11 @@ constexpr std::uint64_t least_share = std::uint64_t{64} << 10;
 
 }  // namespace
 
-TcpPeer::TcpPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes, Chunking chunking)
-    : LanePeer(events, id, std::move(lanes)), chunking_(chunking), transfers_(2 * (max_inflight + lanes_.size())) {
+TcpPeer::TcpPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes, Chunking chunking, bool pin)
+    : LanePeer(events, id, std::move(lanes)),
+      chunking_(chunking),
+      pin_(pin),
+      transfers_(2 * (max_inflight + lanes_.size())) {
   send_queue_.reserve(transfers_.size());
 }
 
@@ -31,10 +37,32 @@ TcpPeer::~TcpPeer() { close(); }
 
 void TcpPeer::start() {
   for (std::size_t lane = 1; lane < lanes_.size(); ++lane) {
-    run([this, lane] { send_chunks(lane); });
-    run([this, lane] { receive_chunks(lane); });
+    run([this, lane] {
+      keep_to_cpu(lane);
+      send_chunks(lane);
+    });
+    run([this, lane] {
+      keep_to_cpu(lane);
+      receive_chunks(lane);
+    });
   }
   LanePeer::start();
+}
+
+// One of those that this thread may run on. The scheduler likes to wake a thread where its waker runs, and on few or
+// busy CPUs that leaves both ends of all lanes on one. Without effect where there are more CPUs than the mask holds.
+void TcpPeer::keep_to_cpu(std::size_t lane) const {
+  cpu_set_t allowed;
+  if (!pin_ || ::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  std::size_t passed = (id() * (lanes_.size() - 1) + lane - 1) % static_cast<std::size_t>(CPU_COUNT(&allowed));
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed) || passed-- != 0) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    ::pthread_setaffinity_np(::pthread_self(), sizeof one, &one);
+    return;
+  }
 }
 
 std::vector<std::string> TcpPeer::describe() const {

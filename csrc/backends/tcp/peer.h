@@ -34,7 +34,8 @@ static_assert(sizeof(ChunkHeader) == 48);
 
 class TcpPeer final : public LanePeer {
  public:
-  TcpPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes, Chunking chunking);
+  // `pin`: each lane's threads keep to one CPU, another one for every lane.
+  TcpPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes, Chunking chunking, bool pin);
   ~TcpPeer() override;
 
   void start() override;
@@ -87,6 +88,7 @@ class TcpPeer final : public LanePeer {
     Notice content;
   };
 
+  void keep_to_cpu(std::size_t lane) const;
   void send_chunks(std::size_t lane);
   void receive_chunks(std::size_t lane);
   int send_chunk(int fd, const Chunk& chunk, std::vector<iovec>& room);
@@ -113,6 +115,7 @@ class TcpPeer final : public LanePeer {
   std::string answered(const Notice& notice);
 
   const Chunking chunking_;
+  const bool pin_;
   // Fixed size, under mutex_: max_inflight of each side, and what has ended while a lane still held a chunk of it.
   std::vector<Transfer> transfers_;
   std::size_t used_ = 0;               // slots beyond were never open
