@@ -83,17 +83,17 @@ class Side:
         self._registered = self._agent.register_memory(regions, "DRAM")
         metadata, their_address = swap((self._agent.get_agent_metadata(), self.address))
         name = self._agent.add_remote_agent(metadata)
-        name = name.decode() if isinstance(name, bytes) else name
+        self._other = name.decode() if isinstance(name, bytes) else name
         if self._initiates:
-            self._agent.make_connection(name)
-            self._transfers = [self._prepared(number, name, their_address) for number in range(len(self._job.requests))]
+            self._agent.make_connection(self._other)
+            self._transfers = [self._prepared(number, their_address) for number in range(len(self._job.requests))]
 
-    def _prepared(self, number: int, name: str, their_address: int) -> Any:
+    def _prepared(self, number: int, their_address: int) -> Any:
         request = self._job.requests[number]
         target = "decode" if self._role == "prefill" else "prefill"
         indices = np.arange(len(request.lengths), dtype=np.int32)
         lists = []
-        for agent, base, role in (("NIXL_INIT_AGENT", self.address, self._role), (name, their_address, target)):
+        for agent, base, role in (("NIXL_INIT_AGENT", self.address, self._role), (self._other, their_address, target)):
             addresses = self._job.offsets(request, role) + np.uint64(base)
             rows = np.stack([addresses, request.lengths, np.zeros_like(addresses)], axis=1)
             lists.append(self._agent.prep_xfer_dlist(agent, rows, "DRAM"))
@@ -107,9 +107,10 @@ class Side:
     def _move(self, number: int) -> tuple[int, int]:
         began = time.monotonic_ns()
         if not self._initiates:
-            while not self._agent.get_new_notifs():
-                time.sleep(PAUSE_S)
-            return began, time.monotonic_ns()
+            self._await_notification()
+            ended = time.monotonic_ns()
+            self._agent.send_notif(self._other, b"seen")
+            return began, ended
         transfer = self._transfers[number % len(self._transfers)]
         state = self._agent.transfer(transfer)
         while state == "PROC":
@@ -117,4 +118,11 @@ class Side:
             state = self._agent.check_xfer_state(transfer)
         if state != "DONE":
             raise RuntimeError(f"the transfer ended in state {state}")
-        return began, time.monotonic_ns()
+        ended = time.monotonic_ns()
+        # Out of the clock: without a progress thread nothing leaves but while this side looks.
+        self._await_notification()
+        return began, ended
+
+    def _await_notification(self) -> None:
+        while not self._agent.get_new_notifs():
+            time.sleep(PAUSE_S)
