@@ -14,6 +14,7 @@ from kvxfer import cli
 from kvxfer.asked import Asked, Options, read, takes_options
 from kvxfer.errors import ExitStatus, UsageError
 from kvxfer.options import parse_choice, parse_float, parse_int
+from kvxfer.wording import plain
 
 if TYPE_CHECKING:
     from kvxfer.control.channel import Client
@@ -192,7 +193,7 @@ def _print_tables(document: dict[str, Any]) -> None:
 
 def _print_errors(outcome: Outcome) -> None:
     for error in outcome.errors:
-        print(f"kvxfer bench: error: {error}", file=sys.stderr)
+        print(f"kvxfer bench: error: {plain(str(error))}", file=sys.stderr)
 
 
 @contextlib.contextmanager

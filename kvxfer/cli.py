@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from kvxfer import __version__
 from kvxfer.errors import ExitStatus, KvxferError, UsageError
-from kvxfer.wording import did_you_mean, quoted
+from kvxfer.wording import did_you_mean, plain, quoted
 
 COMMANDS = {
     "bench": ("kvxfer.bench", "measure moving a model's KV cache between two processes or hosts"),
@@ -139,7 +139,7 @@ def _explain(error: BaseException, prog: str) -> tuple[int, list[str]]:
     """Exit status and the lines that tell the user what, why and what to do."""
     start = f"{prog}: error:"
     if isinstance(error, KvxferError):
-        return error.status, [f"{start} {error}"]
+        return error.status, [f"{start} {plain(str(error))}"]
     if isinstance(error, KeyboardInterrupt):
         return ExitStatus.INTERRUPTED, [f"{prog}: interrupted"]
     if isinstance(error, BrokenPipeError):  # whoever read our output wants no more of it
@@ -149,13 +149,9 @@ def _explain(error: BaseException, prog: str) -> tuple[int, list[str]]:
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return ExitStatus.UNAVAILABLE, [f"{start} cannot write: {error.strerror}; free some space"]
     if hasattr(error, "format_message"):  # typer's errors about options; their base class differs between its versions
-        return ExitStatus.USAGE, [f"{start} {_one_line(error.format_message())}", f"{prog} --help lists the options"]
-    what = _one_line(f"{type(error).__name__}: {error}")
+        return ExitStatus.USAGE, [f"{start} {plain(error.format_message())}", f"{prog} --help lists the options"]
+    what = plain(f"{type(error).__name__}: {error}")
     return ExitStatus.UNEXPECTED, [f"{prog}: unexpected failure: {what} (run again with {DEBUG} for the traceback)"]
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _open_standard_streams() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 7420
 LARGEST_DATA_PORT = 65520  # those that follow it are used too
 GIB = 1 << 30
+MOST_DESCRIPTORS = 1 << 16
 
 
 def command(
@@ -75,10 +77,18 @@ def _serve(endpoint: str, settings: Settings, key: Path | None, allow: Path | No
                 print(f"kvxfer serve: {text}", file=sys.stderr, flush=True)
 
     cli.end_in_order()
+    _allow_descriptors()
     with server_socket(endpoint, pair, allowed) as socket:
         clients = "anyone on this host" if pair is None else f"{len(allowed)} known client(s)"
         say(f"waiting on {endpoint.removeprefix('tcp://')} for {clients}; Ctrl-C ends it")
         Server(socket, settings, say).run()
+
+
+def _allow_descriptors() -> None:
+    """As many as we may have: strangers hold one each until their handshake times out."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, MOST_DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,6 +25,11 @@ def quoted_path(path: object) -> str:
     return quoted(str(path), LONGEST_PATH)
 
 
+def plain(text: str) -> str:
+    """The text on one line and without control characters: some of it comes from another host."""
+    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
+
+
 def did_you_mean(text: str, names: Iterable[str]) -> str:
     """` (did you mean NAME?)`, or nothing when no name is near; the case is ignored."""
     by_lower = {name.lower(): name for name in names}

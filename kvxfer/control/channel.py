@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -28,6 +29,15 @@ from kvxfer.errors import PeerLostError, UnavailableError, UsageError
 MAX_MESSAGE_BYTES = 64 << 20
 CONNECT_S = 5.0
 """How long a client waits for the first answer."""
+
+HANDSHAKE_S = 5.0
+"""A server drops a connection that has not finished the handshake by then, however slowly it goes on talking."""
+
+BACKLOG = 1024
+"""Connections that may wait to be accepted (the kernel takes the smaller of this and net.core.somaxconn)."""
+
+BROKEN_HANDSHAKES = 3
+"""So many handshakes in a row that the server broke off are no accident."""
 
 
 def is_loopback(host: str) -> bool:
@@ -60,7 +70,8 @@ def server_socket(endpoint: str, keys: KeyPair | None, allowed: frozenset[str]) 
     try:
         socket.setsockopt(zmq.LINGER, 200)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)  # a connection that does not finish the handshake is dropped
+        socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))
+        socket.setsockopt(zmq.BACKLOG, BACKLOG)
         socket.setsockopt(zmq.IPV6, 1 if "[" in endpoint else 0)
         if keys is not None:
             authenticator = ThreadAuthenticator(context)
@@ -108,7 +119,8 @@ class Client:
             self.socket.curve_serverkey = server_key.encode()
         self._encrypted = keys is not None
         self._monitor = self.socket.get_monitor_socket()
-        self._events: set[int] = set()
+        self._events: Counter[zmq.Event] = Counter()
+        self._mismatch = False  # the server speaks, but with another security mechanism
         try:
             self.socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -129,9 +141,11 @@ class Client:
             raise PeerLostError(f"{self.name} sent a malformed message: {error}") from error
 
     def first_answer(self, hello: Message) -> FromServer:
-        """Say hello and wait for the answer. Raises PeerLostError that says how far the connection came.
+        """Say hello and wait for the answer.
 
-        An answer that makes no sense here is most likely that of another version, and so a UsageError.
+        Raises UsageError where the two keys do not fit each other, which both sides notice at once, and PeerLostError
+        that says how far the connection came. An answer that makes no sense here is most likely that of another
+        version, and so a UsageError.
         """
         self.send(hello)
         give_up_at = time.monotonic() + CONNECT_S
@@ -139,8 +153,8 @@ class Client:
             if self.socket.poll(round(min(left, 0.1) * 1000)):
                 return self._first(self.socket.recv())
             self._note_events()
-            if zmq.EVENT_HANDSHAKE_FAILED_AUTH in self._events:
-                break
+            if refusal := self._refusal():
+                raise UsageError(refusal)
         raise PeerLostError(self._why_silent())
 
     def _first(self, data: bytes) -> FromServer:
@@ -154,18 +168,36 @@ class Client:
 
     def _note_events(self) -> None:
         while self._monitor.poll(0):
-            event = parse_monitor_message(self._monitor.recv_multipart())
-            self._events.add(int(event["event"]))
+            told = parse_monitor_message(self._monitor.recv_multipart())
+            self._events[zmq.Event(told["event"])] += 1
+            if told["event"] == zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
+                self._mismatch |= told["value"] == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
+
+    def _refusal(self) -> str:
+        """Why the handshake fails and will go on to fail; nothing while it may still succeed."""
+        if self._events[zmq.Event.HANDSHAKE_FAILED_AUTH]:
+            return f"{self.name} refused our key: have its operator put our public key into its --allow directory"
+        broken = self._events[zmq.Event.HANDSHAKE_FAILED_NO_DETAIL] >= BROKEN_HANDSHAKES
+        if self._encrypted and self._mismatch:
+            return f"{self.name} is a server without keys: leave out --key and --server-key, or start it with keys"
+        if self._encrypted and broken:
+            return (
+                f"{self.name} broke the handshake off: it has another key than --server-key, or is no kvxfer serve; "
+                "get the .key file of that server"
+            )
+        if self._mismatch or broken:
+            return (
+                f"{self.name} broke the handshake off: it is a server that wants keys (--key, --server-key), or no "
+                "kvxfer serve"
+            )
+        return ""
 
     def _why_silent(self) -> str:
-        if zmq.EVENT_CONNECTED not in self._events:
+        if not self._events[zmq.Event.CONNECTED]:
             return f"cannot reach {self.name}: nothing accepts connections there; is `kvxfer serve --bind` running?"
-        if zmq.EVENT_HANDSHAKE_FAILED_AUTH in self._events:
-            return f"{self.name} refused our key: have its operator put our public key into its --allow directory"
-        if zmq.EVENT_HANDSHAKE_SUCCEEDED in self._events:
+        if self._events[zmq.Event.HANDSHAKE_SUCCEEDED]:
             return f"{self.name} accepted the connection but did not answer within {CONNECT_S:.0f} s"
-        wanted = "with another key than --server-key" if self._encrypted else "that wants keys (--key, --server-key)"
-        return f"{self.name} is not a kvxfer serve we can talk to: perhaps one {wanted}, or another program"
+        return f"{self.name} is not a kvxfer serve we can talk to: what listens there said nothing that it would say"
 
     def close(self) -> None:
         self.socket.disable_monitor()

@@ -38,7 +38,7 @@ class Pipe:
                 left = left[self._socket.send(left, socket.MSG_NOSIGNAL) :]
             except BlockingIOError:
                 remaining = give_up_at - time.monotonic()
-                if remaining <= 0 or not select.select([], [self._socket], [], remaining)[1]:
+                if remaining <= 0 or not self._wait(select.POLLOUT, remaining):
                     raise PipeClosedError("it takes no more messages") from None
             except OSError as error:
                 raise PipeClosedError(str(error)) from error
@@ -49,7 +49,7 @@ class Pipe:
         Raises PipeClosedError when the other end is gone and nothing is left to hand out.
         """
         if not self._complete():
-            select.select([self._socket], [], [], timeout_s)
+            self._wait(select.POLLIN, timeout_s)
         closed = self._read()
         messages = []
         while self._complete():
@@ -62,6 +62,12 @@ class Pipe:
 
     def close(self) -> None:
         self._socket.close()
+
+    def _wait(self, event: int, timeout_s: float | None) -> bool:
+        """Whether it came. By poll: select() knows no descriptor beyond 1023, and a server may have as many clients."""
+        poller = select.poll()
+        poller.register(self._socket, event)
+        return bool(poller.poll(None if timeout_s is None else max(0, round(timeout_s * 1000))))
 
     def _complete(self) -> bool:
         if len(self._buffer) < LENGTH.size:

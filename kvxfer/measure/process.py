@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -38,6 +40,11 @@ class WorkerProcess:
 
     def fileno(self) -> int:
         return self._pipe.fileno()
+
+    def limit_memory(self, most_bytes: int) -> None:
+        """From now on the kernel refuses the worker more private memory than that."""
+        with contextlib.suppress(ProcessLookupError):  # dead already, which receive() tells
+            resource.prlimit(self.pid, resource.RLIMIT_DATA, (most_bytes, most_bytes))
 
     def send(self, command: m.Command) -> None:
         try:

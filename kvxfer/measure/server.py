@@ -22,6 +22,10 @@ MESSAGES_AT_ONCE = 256
 """Messages taken before workers and heartbeats get their turn: nobody may keep the server busy by talking."""
 
 
+WORKER_ROOM_BYTES = 4 << 30
+"""What a worker may use beside its pool, where the operator bounds that: code, thread stacks, plans, samples."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the operator of a server decides."""
@@ -44,6 +48,7 @@ class Server:
         self._heard_at = 0.0
         self._told_at = 0.0
         self._workers: dict[int, WorkerProcess] = {}
+        self._with_pool: set[int] = set()  # workers that were told to allocate
         self._opening: set[int] = set()  # seqs of Open commands, whose answers hold an endpoint
 
     def run(self) -> None:
@@ -99,19 +104,26 @@ class Server:
         if refusal is not None:
             self._tell(refusal, client)
             return
+        try:
+            welcome = self._welcome()
+        except OSError as error:  # strangers may hold every descriptor, until their handshakes time out
+            refusal = m.Failed(0, ExitStatus.UNAVAILABLE, f"the server cannot serve now: {error.strerror}; try again")
+            self._tell(refusal, client)
+            return
         self._client = client
         self._heard_at = time.monotonic()
         self._say("a run begins")
-        self._tell(
-            m.Welcome(
-                protocol=m.PROTOCOL,
-                version=__version__,
-                host=host_info(),
-                usable_bytes=usable_bytes(),
-                backends=_backends(),
-                data_address=self._settings.data_address,
-                max_pool_bytes=self._settings.max_bytes,
-            )
+        self._tell(welcome)
+
+    def _welcome(self) -> m.Welcome:
+        return m.Welcome(
+            protocol=m.PROTOCOL,
+            version=__version__,
+            host=host_info(),
+            usable_bytes=usable_bytes(),
+            backends=_backends(),
+            data_address=self._settings.data_address,
+            max_pool_bytes=self._settings.max_bytes,
         )
 
     def _refusal(self, client: bytes, hello: m.Hello) -> m.Failed | None:
@@ -143,10 +155,12 @@ class Server:
             self._tell(m.Failed(0, ExitStatus.UNAVAILABLE, f"a run has at most {m.MAX_PAIRS} workers at a time"))
             return
         try:
-            self._workers[pair] = WorkerProcess("decode")
+            self._workers[pair] = worker = WorkerProcess("decode")
         except OSError as error:
             self._tell(m.Failed(0, ExitStatus.UNAVAILABLE, f"the server cannot start a worker: {error.strerror}"))
             return
+        if self._settings.max_bytes is not None:  # whatever a client asks for, by whatever command
+            worker.limit_memory(self._settings.max_bytes + WORKER_ROOM_BYTES)
         self._tell(m.Launched())
 
     def _command(self, command: m.Command) -> None:
@@ -155,9 +169,14 @@ class Server:
         if worker is None:
             self._tell(m.Failed(command.seq, ExitStatus.USAGE, "a command before a worker was launched"))
             return
-        if isinstance(body, m.Allocate) and (refusal := self._too_large(body)):
-            self._tell(m.Failed(command.seq, ExitStatus.UNAVAILABLE, refusal))
-            return
+        if isinstance(body, m.Allocate):
+            if refusal := self._too_large(body):
+                self._tell(m.Failed(command.seq, ExitStatus.UNAVAILABLE, refusal))
+                return
+            if command.pair in self._with_pool:
+                self._tell(m.Failed(command.seq, ExitStatus.USAGE, "a worker has one pool, and this one has it"))
+                return
+            self._with_pool.add(command.pair)
         if isinstance(body, m.Open):
             self._opening.add(command.seq)
             port = self._settings.data_port and self._settings.data_port + command.pair
@@ -213,6 +232,7 @@ class Server:
         self._opening.clear()
 
     def _end_worker(self, pair: int) -> None:
+        self._with_pool.discard(pair)
         if (worker := self._workers.pop(pair, None)) is not None:
             worker.end()
 

@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvxfer.result.printing import NONE, Column, counted, figure, plain, print_notices, print_table, print_trimmed
+from kvxfer.result.printing import NONE, Column, counted, figure, print_notices, print_table, print_trimmed
+from kvxfer.wording import plain
 
 NAIVE = (
     "(plain): how many times the true bytes the plain formula gives, which is",

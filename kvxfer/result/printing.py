@@ -14,6 +14,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kvxfer.wording import plain
+
 WIDTH_OF_A_FILE = 120
 """Columns when standard output is no terminal and COLUMNS does not say otherwise."""
 
@@ -96,11 +98,6 @@ def milliseconds(ns: int | None) -> str:
 def counted(count: int, what: str) -> str:
     """`1 GPU`, `2 GPUs`."""
     return f"{count:,} {what}{'s' * (count != 1)}"
-
-
-def plain(text: str) -> str:
-    """`text` on one line and without control characters: some of it comes from the other host."""
-    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
 
 
 def _how_many_fit(keys: Sequence[Column], columns: Sequence[Column], console: Console) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvxfer.result.printing import Column, counted, plain, print_table, print_trimmed
+from kvxfer.result.printing import Column, counted, print_table, print_trimmed
+from kvxfer.wording import plain
 
 Row = Mapping[str, Any]
 

@@ -20,12 +20,12 @@ from kvxfer.result.printing import (
     counted,
     figure,
     milliseconds,
-    plain,
     print_notices,
     print_pairs,
     print_table,
     print_trimmed,
 )
+from kvxfer.wording import plain
 
 Row = dict[str, Any]
 

@@ -172,37 +172,7 @@ def test_a_peer_that_is_not_there_or_says_nothing(place: Place) -> None:
         mute.wait(8).failed(5, "is not a kvxfer serve we can talk to")
 
 
-# --- keys
-
-
-@pytest.mark.slow
-def test_keys_admit_those_who_have_the_right_ones(place: Place) -> None:
-    client_public, client_secret = place.keys("client")
-    server_public, server_secret = place.keys("server")
-    other_public, other_secret = place.keys("other")
-    server = place.serve("--key", str(server_secret), "--allow", str(client_public.parent))
-    peer = ("--peer", server.address)
-    ours, pinned = ("--key", str(client_secret)), ("--server-key", str(server_public))
-
-    stranger = place.start_bench(*peer, "--key", str(other_secret), *pinned)
-    impostor = place.start_bench(*peer, *ours, "--server-key", str(other_public))
-    keyless = place.start_bench(*peer)
-    stranger.wait(8).failed(5, "refused our key", "--allow")
-    impostor.wait(8).failed(5, "another key than --server-key")
-    keyless.wait(8).failed(5, "wants keys (--key, --server-key)")
-    place.bench(*peer, *ours).failed(2, "--key and --server-key go together")
-    place.left_alone(server)
-    place.serves(server, *ours, *pinned)
-
-
-@pytest.mark.slow
-def test_keys_where_the_server_has_none(place: Place) -> None:
-    _, secret = place.keys("client")
-    server_public, _ = place.keys("server")
-    server = place.serve()
-    done = place.bench("--peer", server.address, "--key", str(secret), "--server-key", str(server_public))
-    done.failed(5, "not a kvxfer serve we can talk to")
-    place.serves(server)
+# --- keys (which of them are let in: tests/access/test_keys.py)
 
 
 @pytest.mark.slow

@@ -1,0 +1,176 @@
+"""Those who have no business at a port, in number; and a gate that holds the data connections of a run meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import resource
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+LOOPBACK = "127.0.0.1"
+SPARE_DESCRIPTORS = 200
+"""What a test process needs beside its strangers' sockets."""
+
+TOKEN_BYTES = 32
+ZMTP_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+
+
+def long_frame(size: int) -> bytes:
+    """The head of a ZMTP command frame that is said to have so many bytes."""
+    return b"\x06" + size.to_bytes(8, "big")
+
+
+@contextlib.contextmanager
+def descriptors(count: int) -> Iterator[None]:
+    """Room for so many sockets in this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + SPARE_DESCRIPTORS
+    assert hard == resource.RLIM_INFINITY or hard >= wanted, f"this test needs `ulimit -Hn` of {wanted}, it is {hard}"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Crowd:
+    """Connections to one port that stay until the server drops them."""
+
+    def __init__(self, port: int) -> None:
+        self._address = (LOOPBACK, port)
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> Crowd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for key in list(self._selector.get_map().values()):
+            self._drop(key.fileobj)
+        self._selector.close()
+
+    def __len__(self) -> int:
+        """Connections that the server has not dropped yet."""
+        for key, _ in self._selector.select(0):
+            self._read(key.fileobj)
+        return len(self._selector.get_map())
+
+    def join(self, count: int, says: bytes = b"") -> None:
+        """So many more."""
+        for _ in range(count):
+            one = socket.create_connection(self._address, timeout=20)
+            one.setblocking(False)
+            with contextlib.suppress(OSError):
+                one.send(says)
+            self._selector.register(one, selectors.EVENT_READ)
+
+    def say(self, data: bytes) -> None:
+        """Each of them."""
+        for key in list(self._selector.get_map().values()):
+            with contextlib.suppress(OSError):
+                key.fileobj.send(data)  # type: ignore[union-attr]
+
+    def wait_until_dropped(self, seconds: float, left: int = 0) -> None:
+        give_up_at = time.monotonic() + seconds
+        while len(self) > left:
+            assert time.monotonic() < give_up_at, f"{len(self)} strangers are still connected after {seconds} s"
+            time.sleep(0.02)
+
+    def _read(self, one: socket.socket) -> None:
+        """What a server greets with is of no interest; its end of the connection is."""
+        try:
+            while one.recv(4096):
+                pass
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._drop(one)
+
+    def _drop(self, one: socket.socket) -> None:
+        self._selector.unregister(one)
+        one.close()
+
+
+def knock(port: int, says: bytes) -> bool:
+    """One connection that says something, and reads until the server has dropped it. False: it could not connect."""
+    try:
+        with socket.create_connection((LOOPBACK, port), timeout=20) as one:
+            one.sendall(says)
+            one.shutdown(socket.SHUT_WR)
+            while one.recv(4096):
+                pass
+    except OSError as error:
+        return error.errno not in (errno.ECONNREFUSED, errno.ETIMEDOUT)
+    return True
+
+
+class Gate:
+    """On the way of a run's data connections: passes on to `port` from the address `source`, once it is open.
+
+    `arrived` is set when the run's first data connection waits at the gate: its server is accepting by then. `tokens`
+    are what the connections began with, `passed` is about how many bytes they have carried.
+    """
+
+    def __init__(self, port: int, source: str = LOOPBACK, *, is_open: bool = False) -> None:
+        self._target = (LOOPBACK, port)
+        self._source = source
+        self._open = threading.Event()
+        if is_open:
+            self._open.set()
+        self._sockets: list[socket.socket] = []
+        self.arrived = threading.Event()
+        self.tokens: list[bytes] = []
+        self.passed = 0
+        self._listener = socket.create_server((LOOPBACK, 0))
+        self.address = f"{LOOPBACK}:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def first_token(self) -> bytes:
+        """What the first connection says, read while it waits here."""
+        return self._sockets[0].recv(TOKEN_BYTES, socket.MSG_PEEK | socket.MSG_WAITALL)
+
+    def __enter__(self) -> Gate:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.set()
+        for one in (self._listener, *self._sockets):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self._sockets.append(client)
+                self.arrived.set()
+                threading.Thread(target=self._pass_on, args=(client,), daemon=True).start()
+
+    def _pass_on(self, client: socket.socket) -> None:
+        self._open.wait()
+        with contextlib.suppress(OSError):
+            token = client.recv(TOKEN_BYTES, socket.MSG_WAITALL)
+            self.tokens.append(token)
+            server = socket.create_connection(self._target, source_address=(self._source, 0))
+            self._sockets.append(server)
+            for one in (client, server):
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            server.sendall(token)
+            threading.Thread(target=self._copy, args=(server, client), daemon=True).start()
+            self._copy(client, server)
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                target.sendall(piece)
+                self.passed += len(piece)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
