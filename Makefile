@@ -1,5 +1,6 @@
 # make bench     what moving Llama-3.1-70B's KV cache costs on this machine
 # make test      everything that is quick; make test-full adds what is slow
+# make fuzz      a longer search: FUZZ_SECONDS=600 of each target
 # make install   the shared part: .venv with kvxfer in it
 # make benchmarks   bench/suites: the parts by themselves, beside plain sockets and memcpy
 # make peers     bench/peers: beside NIXL, Mooncake, UCX, iperf3 and memcpy, on the same pieces
@@ -17,7 +18,7 @@ JOBS := $(shell nproc 2>/dev/null || echo 2)
 BENCH_ARGS ?=
 PEERS_ARGS ?=
 
-.PHONY: bench benchmarks peers test test-full install install-dev lint test-native test-python sanitize test-slow clean
+.PHONY: bench benchmarks peers test test-full install install-dev lint test-native test-python sanitize test-slow fuzz clean
 
 bench: install
 	$(BIN)/python -m kvxfer.bench --model 70b $(BENCH_ARGS)
@@ -67,6 +68,10 @@ test-python: install-dev
 
 test-slow: install-dev
 	$(BIN)/pytest -m slow
+
+# A part of test-slow, for FUZZ_SECONDS of each target (20 by default).
+fuzz: install-dev
+	$(BIN)/pytest -m slow tests/fuzz/test_search.py
 
 sanitize: sanitize-address sanitize-thread
 

@@ -5,10 +5,14 @@ KVXFER_REQUIRE names it (a comma-separated list, as .ci/run sets it), the test f
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -20,12 +24,13 @@ def need(name: str) -> None:
     missing = PROBES[name]()
     if not missing:
         return
-    if name in _required():
+    if name in required():
         pytest.fail(f"{REQUIRE} names {name}, and it is missing here: {missing}", pytrace=False)
     pytest.skip(f"{name} is missing here: {missing}")
 
 
-def _required() -> set[str]:
+def required() -> set[str]:
+    """What must not be left out."""
     return {name.strip() for name in os.environ.get(REQUIRE, "").split(",")}
 
 
@@ -49,11 +54,37 @@ def missing_netns() -> str:
         _failure(f"ip netns delete {name}")
 
 
+@functools.cache
+def missing_libfuzzer() -> str:
+    """Why clang cannot build fuzz programs here; nothing when it can."""
+    if shutil.which("clang++") is None:
+        return "there is no `clang++` (Debian, Ubuntu: clang and libclang-rt-dev)"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "target.cpp"
+        source.write_text('extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }\n')
+        return _failure(f"clang++ -fsanitize=fuzzer,address,undefined -o {folder}/target {source}")
+
+
+@functools.cache
+def missing_atheris() -> str:
+    """Why Python cannot be fuzzed with atheris here; nothing when it can."""
+    if importlib.util.find_spec("atheris") is None:
+        return (
+            f"there is no atheris for Python {sys.version_info.major}.{sys.version_info.minor} (`pip install atheris`)"
+        )
+    return ""
+
+
+def missing_fuzz() -> str:
+    """Why a search cannot be guided by coverage; nothing when it can."""
+    return missing_libfuzzer() or missing_atheris()
+
+
 def _failure(command: str) -> str:
     """What a command says when it fails; nothing when it does not."""
     done = subprocess.run(command.split(), capture_output=True, text=True, timeout=30)
     return "" if done.returncode == 0 else f"`{command}`: {' '.join(done.stderr.split())}"
 
 
-PROBES: dict[str, Callable[[], str]] = {"netns": missing_netns}
+PROBES: dict[str, Callable[[], str]] = {"netns": missing_netns, "fuzz": missing_fuzz}
 """By name: says why it is missing, or nothing."""

@@ -195,36 +195,6 @@ int receive_all(int fd, void* data, std::size_t bytes) {
   return receive_vectors(fd, &vector, 1);
 }
 
-LaneListener::LaneListener(const std::string& address, std::uint16_t port, std::string token)
-    : token_(std::move(token)) {
-  const Address local = resolve(address, std::to_string(port), true, Fault::unavailable).front();
-  socket_ = Socket(::socket(local.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket_.open()) throw system_error(Fault::unavailable, "no socket", errno);
-  const int on = 1;
-  ::setsockopt(socket_.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (::bind(socket_.fd(), local.get(), local.length) != 0 || ::listen(socket_.fd(), SOMAXCONN) != 0)
-    throw system_error(Fault::unavailable, "cannot listen on " + address + " port " + std::to_string(port), errno);
-  wake_ = Socket(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_.open()) throw system_error(Fault::unavailable, "no event descriptor (eventfd)", errno);
-}
-
-std::string LaneListener::endpoint() const {
-  Address local;
-  local.length = sizeof local.storage;
-  ::getsockname(socket_.fd(), reinterpret_cast<sockaddr*>(&local.storage), &local.length);
-  std::array<char, NI_MAXHOST> host{};
-  std::array<char, NI_MAXSERV> port{};
-  ::getnameinfo(local.get(), local.length, host.data(), host.size(), port.data(), port.size(),
-                NI_NUMERICHOST | NI_NUMERICSERV);
-  const std::string name = host.data();
-  return (local.storage.ss_family == AF_INET6 ? "[" + name + "]" : name) + ":" + port.data();
-}
-
-void LaneListener::interrupt() const {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const auto written = ::write(wake_.fd(), &one, sizeof one);
-}
-
 // A connection that has not said who it is yet. Its room is fixed, so strangers cost no memory beyond it.
 struct LaneListener::Pending {
   Socket socket;
@@ -260,6 +230,36 @@ struct LaneListener::Client {
   std::size_t missing = 0;
   std::vector<Socket> lanes;
 };
+
+LaneListener::LaneListener(const std::string& address, std::uint16_t port, std::string token)
+    : token_(std::move(token)) {
+  const Address local = resolve(address, std::to_string(port), true, Fault::unavailable).front();
+  socket_ = Socket(::socket(local.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket_.open()) throw system_error(Fault::unavailable, "no socket", errno);
+  const int on = 1;
+  ::setsockopt(socket_.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (::bind(socket_.fd(), local.get(), local.length) != 0 || ::listen(socket_.fd(), SOMAXCONN) != 0)
+    throw system_error(Fault::unavailable, "cannot listen on " + address + " port " + std::to_string(port), errno);
+  wake_ = Socket(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_.open()) throw system_error(Fault::unavailable, "no event descriptor (eventfd)", errno);
+}
+
+std::string LaneListener::endpoint() const {
+  Address local;
+  local.length = sizeof local.storage;
+  ::getsockname(socket_.fd(), reinterpret_cast<sockaddr*>(&local.storage), &local.length);
+  std::array<char, NI_MAXHOST> host{};
+  std::array<char, NI_MAXSERV> port{};
+  ::getnameinfo(local.get(), local.length, host.data(), host.size(), port.data(), port.size(),
+                NI_NUMERICHOST | NI_NUMERICSERV);
+  const std::string name = host.data();
+  return (local.storage.ss_family == AF_INET6 ? "[" + name + "]" : name) + ":" + port.data();
+}
+
+void LaneListener::interrupt() const {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(wake_.fd(), &one, sizeof one);
+}
 
 LaneListener::~LaneListener() = default;
 

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
 
 from kvxfer.errors import UnavailableError, UsageError
+from kvxfer.wording import quoted
 
 SECRET_SUFFIX = ".key_secret"
 PUBLIC_SUFFIX = ".key"
 HEADER = "# kvxfer CURVE {kind} key\n"
 Z85_LENGTH = 40
+LONGEST_FILE = 4096
+"""Bytes that are looked at; a key and its comments have fewer."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,8 @@ def read_allowed(directory: Path) -> frozenset[str]:
 
 def _read(path: Path, kind: str) -> str:
     try:
-        text = path.read_text(encoding="ascii")
+        with path.open("rb") as file:
+            text = file.read(LONGEST_FILE).decode("ascii")
     except OSError as error:
         raise UsageError(f"cannot read the {kind} key {path}: {error.strerror}") from error
     except UnicodeDecodeError:
@@ -93,7 +98,7 @@ def _read(path: Path, kind: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     declared = [line for line in text.splitlines() if line.startswith("# kvxfer CURVE")]
     if declared and f"CURVE {kind} key" not in declared[0]:
-        raise UsageError(f"{path} holds the {declared[0][2:]}, and a {kind} key is wanted here; give the other file")
+        raise UsageError(f"{path} holds {quoted(declared[0])}, and a {kind} key is wanted here; give the other file")
     if len(lines) != 1 or len(lines[0]) != Z85_LENGTH or not _is_z85(lines[0]):
         raise UsageError(f"{path} does not hold a {kind} key; `kvxfer keys` makes them")
     return lines[0]
@@ -104,5 +109,5 @@ def _is_z85(text: str) -> bool:
 
     try:
         return len(z85.decode(text.encode())) == 32
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, struct.error):  # the last: five characters that make more than 32 bits
         return False

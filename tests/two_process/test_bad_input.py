@@ -186,7 +186,7 @@ def test_bad_key_files(place: Place) -> None:
     os.chmod(secret, 0o600)
     place.bench(*peer, "--key", str(public), "--server-key", str(public)).failed(2, "a secret key is wanted here")
     place.bench(*peer, "--key", str(secret), "--server-key", str(secret)).failed(2, "a public key is wanted here")
-    for text in ("", "too short", "x" * 40 + "\n" + "y" * 40, "~" * 40, "\u20ac" * 40):
+    for text in ("", "too short", "x" * 40 + "\n" + "y" * 40, "~" * 40, "#" * 40, "%w)0%" * 8, "\u20ac" * 40):
         broken = place.directory / "broken.key"
         broken.write_text(text)
         place.bench(*peer, "--key", str(secret), "--server-key", str(broken)).failed(2, str(broken))
