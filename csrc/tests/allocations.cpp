@@ -4,6 +4,10 @@
 #include <cstdlib>
 #include <new>
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__GLIBC__)
+#define KVXFER_COUNTS_NEW_ONLY
+#endif
+
 namespace {
 std::atomic<std::uint64_t> count{0};
 }
@@ -12,6 +16,8 @@ namespace kvxfer::test {
 std::uint64_t allocations() { return count.load(); }
 }  // namespace kvxfer::test
 
+#ifdef KVXFER_COUNTS_NEW_ONLY
+
 void* operator new(std::size_t bytes) {
   ++count;
   if (void* made = std::malloc(bytes > 0 ? bytes : 1)) return made;
@@ -19,3 +25,32 @@ void* operator new(std::size_t bytes) {
 }
 void operator delete(void* made) noexcept { std::free(made); }
 void operator delete(void* made, std::size_t) noexcept { std::free(made); }
+
+#else
+
+// In place of the C library's, which has these too under names of its own. operator new comes here as well.
+extern "C" {
+void* __libc_malloc(std::size_t bytes);
+void* __libc_calloc(std::size_t n, std::size_t bytes);
+void* __libc_realloc(void* made, std::size_t bytes);
+void* __libc_memalign(std::size_t alignment, std::size_t bytes);
+
+void* malloc(std::size_t bytes) {
+  ++count;
+  return __libc_malloc(bytes);
+}
+void* calloc(std::size_t n, std::size_t bytes) {
+  ++count;
+  return __libc_calloc(n, bytes);
+}
+void* realloc(void* made, std::size_t bytes) {
+  ++count;
+  return __libc_realloc(made, bytes);
+}
+void* aligned_alloc(std::size_t alignment, std::size_t bytes) {
+  ++count;
+  return __libc_memalign(alignment, bytes);
+}
+}
+
+#endif

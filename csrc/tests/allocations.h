@@ -1,4 +1,5 @@
-// Counts every operator new of the test binary (allocations.cpp replaces the global ones).
+// Counts every malloc, calloc, realloc and operator new of the test program, whoever calls it; under sanitizers, which
+// replace malloc themselves, operator new alone.
 #pragma once
 
 #include <cstdint>

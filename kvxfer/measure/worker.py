@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 COPY_MAX_SAMPLES = 20
 
+ONCE = (m.Open, m.Allocate, m.Register, m.Connect)
+"""Commands that a worker obeys once; after a failure they may be tried again."""
+
 FIRST_REGION = 1
 """Number of the first region of a pool among a context's; 0 is the whole pool."""
 
@@ -55,17 +58,24 @@ class Worker:
             m.Describe: self.describe,
             m.Ping: self.ping,
         }
+        self._done: set[type[m.Message]] = set()
         self._bulk: list[_native.LoopRequest] = []
         self._requests: list[_native.LoopRequest] = []
         self._legs: list[list[_native.Leg]] = []  # per request
         self._placed: list[list[Placed]] = []  # per request, what every leg moves
 
     def do(self, command: m.WorkerCommand) -> m.WorkerAnswer:
-        """Raises KvxferError when the command fails, UsageError when it comes too early."""
+        """Raises KvxferError when the command fails, UsageError when it comes too early or again."""
+        kind = type(command)
+        if kind in self._done:  # what came of it holds addresses of what came of the first
+            raise UsageError(f"command {kind.__name__} came again; a worker is set up once")
         try:
-            return self._actions[type(command)](command)
+            answer = self._actions[kind](command)
         except AttributeError as error:
-            raise UsageError(f"command {type(command).__name__} came before what it needs: {error}") from error
+            raise UsageError(f"command {kind.__name__} came before what it needs: {error}") from error
+        if kind in ONCE:
+            self._done.add(kind)
+        return answer
 
     # --- setup, phase by phase
 
