@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from two_process.processes import Place, wait_until
 
 
 def test_the_control_socket_is_its_users_alone(place: Place) -> None:
-    bench = place.start_bench("--max-seconds", "5", "--min-samples", "1000000")
+    bench = place.start_bench("--max-seconds", "1", "--min-samples", "1000000")
 
     def sockets() -> list[Path]:
         return [path for path in place.tmp.rglob("*") if path.is_socket()]
@@ -22,6 +21,5 @@ def test_the_control_socket_is_its_users_alone(place: Place) -> None:
         assert stat.S_IMODE(entry.st_mode) == 0o700, path
         assert entry.st_uid == os.geteuid()
         assert path.parent != place.tmp
-    bench.signal(signal.SIGINT, group=True)
-    assert bench.wait().status == 130
+    assert bench.wait().status == 0
     place.left_alone()
