@@ -39,7 +39,8 @@ struct Region {
   std::uint64_t bytes = 0;
 };
 
-// Descriptors as arrays of equal length; `segment_starts` holds the first descriptor of each segment, ascending from 0.
+// Descriptors as arrays of equal length, of which a length may be 0; `segment_starts` holds the first descriptor of
+// each segment, ascending from 0.
 struct PlanArrays {
   std::span<const std::uint32_t> local_regions;
   std::span<const std::uint64_t> local_offsets;
@@ -53,12 +54,12 @@ enum class Confirms : std::uint8_t { target, initiator };
 
 struct Capabilities {
   bool one_sided = false;   // the passive side's application need not take part in a transfer
-  bool needs_arm = false;   // a post before the passive side's arm fails
+  bool needs_arm = false;   // post() throws Error(usage) before poll() has given `armed` for its tag
   bool own_memory = false;  // only memory from allocate() can be registered
   bool moves_data = true;   // false: the null backend
   bool push = true;
   bool pull = true;
-  std::uint32_t max_inflight = 1;  // open transfers per peer
+  std::uint32_t max_inflight = 1;  // open transfers per peer; one more throws Error(unavailable)
   Confirms push_confirmed_by = Confirms::target;
   std::vector<MemoryKind> memory{MemoryKind::host};
 };
@@ -87,6 +88,7 @@ class Peer {
 class Plan {
  public:
   virtual ~Plan() = default;
+  virtual std::uint32_t peer_id() const = 0;  // Peer::id() of the one that it was prepared with
   virtual std::uint64_t bytes() const = 0;
   virtual std::uint32_t descriptors() const = 0;
   virtual std::uint32_t segments() const = 0;
@@ -95,7 +97,8 @@ class Plan {
 // Set by whoever produces the bytes (from another thread, or by a device writing host memory); not zero: ready.
 using ReadyFlag = std::atomic<std::uint32_t>;
 
-// Everything of one side of a run. All functions may be called from one application thread; close() from any.
+// Everything of one side of a run. All functions may be called from one application thread; close() from any. What is
+// called with mistakes throws Error(usage) and changes nothing.
 class Context {
  public:
   virtual ~Context() = default;
@@ -112,10 +115,11 @@ class Context {
   virtual std::string export_keys(std::span<const Region> regions) = 0;
 
   // Collective: both sides prepare the same plans of a peer in the same order, each with its own view of local and
-  // remote.
+  // remote. Throws Error(usage) at the side that finds the other's to differ.
   virtual std::shared_ptr<Plan> prepare(Peer& peer, const PlanArrays& arrays, Deadline deadline) = 0;
 
-  // `segments` empty: all of them. None of these waits.
+  // None of these waits. `segments` empty: all of them; one that the plan has not is refused. arm() names those that
+  // the post will. `ready` is for pushes: the bytes of a pull are ready when it is armed.
   virtual void arm(Plan& plan, Op op, std::span<const std::uint32_t> segments, std::uint64_t tag) = 0;
   virtual void post(Plan& plan, Op op, std::span<const std::uint32_t> segments, std::uint64_t tag,
                     const ReadyFlag* ready) = 0;
@@ -123,18 +127,22 @@ class Context {
   // By the initiator. Ends in cancelled on both sides, or in confirmed when it came too late. False: no such transfer.
   virtual bool cancel(Peer& peer, std::uint64_t tag) = 0;
 
-  // Takes at most events.size() events; waits for the first until the deadline. 0: none came.
+  // Takes at most events.size() events; waits for the first until the deadline. 0: none came. An engine without threads
+  // of its own moves its bytes in here, on both sides of a transfer: applications poll as long as one is open.
   virtual std::size_t poll(std::span<Event> events, Deadline deadline) = 0;
   // Events that poll() gave, and that are for whoever polls next: it gives them again, first.
   virtual void put_back(std::span<const Event> events) = 0;
-  // For engines without threads of their own; others return at once.
+  // Returns when all that arm(), post() and release() handed over has been taken from this side, or at the deadline:
+  // whoever will not poll for a while calls it. Engines with threads of their own return at once.
   virtual void progress(Deadline deadline) = 0;
   // Readable while events wait; for event loops of others. -1: the engine has none.
   virtual int event_fd() = 0;
   // Payload bytes moved so far in either direction: a transfer that stands still can be told from a slow one.
   virtual std::uint64_t bytes_moved() const = 0;
 
-  // Idempotent. Ends every open transfer with an error, on the other side too.
+  // Idempotent. Ends every open transfer with an error, on the other side too, and every wait of another thread. What
+  // was to be polled still can be; whatever else needs an open context throws Error(usage), and what needs its peer
+  // Error(peer_lost).
   virtual void close() noexcept = 0;
 };
 

@@ -97,21 +97,22 @@ void set_no_delay(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-// 0 when `fd` is ready for `events`, else an error code; ETIMEDOUT at the deadline.
-int wait_for(int fd, short events, Deadline deadline) {
+// 0 when `fd` is ready for `events`, else an error code; ETIMEDOUT at the deadline, ECANCELED once `interrupt` is
+// readable.
+int wait_for(int fd, short events, Deadline deadline, int interrupt) {
   for (;;) {
-    pollfd entry{fd, events, 0};
-    const int ready = ::poll(&entry, 1, deadline.milliseconds_left());
-    if (ready > 0) return 0;
+    pollfd entries[2] = {{fd, events, 0}, {interrupt, POLLIN, 0}};
+    const int ready = ::poll(entries, 2, deadline.milliseconds_left());
+    if (ready > 0) return entries[1].revents != 0 ? ECANCELED : 0;
     if (ready < 0 && errno != EINTR) return errno;
     if (ready == 0 && deadline.passed()) return ETIMEDOUT;
   }
 }
 
-int receive_until(int fd, void* data, std::size_t bytes, Deadline deadline) {
+int receive_until(int fd, void* data, std::size_t bytes, Deadline deadline, int interrupt) {
   auto* at = static_cast<char*>(data);
   while (bytes > 0) {
-    if (const int code = wait_for(fd, POLLIN, deadline)) return code;
+    if (const int code = wait_for(fd, POLLIN, deadline, interrupt)) return code;
     const ssize_t got = ::recv(fd, at, bytes, MSG_DONTWAIT);
     if (got == 0) return ECONNRESET;
     if (got < 0) {
@@ -341,12 +342,12 @@ std::vector<Socket> LaneListener::accept(Deadline deadline) {
 namespace {
 
 // 0 and an open socket, or the error code.
-int connect_socket(const Address& address, Deadline deadline, Socket& into) {
+int connect_socket(const Address& address, Deadline deadline, int interrupt, Socket& into) {
   Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.open()) return errno;
   int code = ::connect(socket.fd(), address.get(), address.length) == 0 ? 0 : errno;
   if (code == EINPROGRESS || code == EINTR) {
-    code = wait_for(socket.fd(), POLLOUT, deadline);
+    code = wait_for(socket.fd(), POLLOUT, deadline, interrupt);
     if (code == 0) {
       socklen_t length = sizeof code;
       ::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &code, &length);
@@ -360,11 +361,12 @@ int connect_socket(const Address& address, Deadline deadline, Socket& into) {
 }
 
 // A name may have several addresses (localhost has ::1 too) of which only some are listened on.
-Socket connect_any(const std::vector<Address>& addresses, const std::string& endpoint, Deadline deadline) {
+Socket connect_any(const std::vector<Address>& addresses, const std::string& endpoint, Deadline deadline,
+                   int interrupt) {
   int first_code = 0;
   for (const Address& address : addresses) {
     Socket socket;
-    const int code = connect_socket(address, deadline, socket);
+    const int code = connect_socket(address, deadline, interrupt, socket);
     if (code == 0) return socket;
     if (first_code == 0) first_code = code;
   }
@@ -374,7 +376,7 @@ Socket connect_any(const std::vector<Address>& addresses, const std::string& end
 }  // namespace
 
 std::vector<Socket> connect_lanes(const std::string& endpoint, const std::string& token, std::uint16_t count,
-                                  Deadline deadline) {
+                                  Deadline deadline, int interrupt) {
   const auto [host, port] = split_endpoint(endpoint);
   const std::vector<Address> addresses = resolve(host, port, false, Fault::peer_lost);
   std::uint64_t client = 0;
@@ -383,7 +385,7 @@ std::vector<Socket> connect_lanes(const std::string& endpoint, const std::string
 
   std::vector<Socket> lanes;
   for (std::uint16_t lane = 0; lane < count; ++lane) {
-    lanes.push_back(connect_any(addresses, endpoint, deadline));
+    lanes.push_back(connect_any(addresses, endpoint, deadline, interrupt));
     Hello hello;
     hello.lane = lane;
     hello.lanes = count;
@@ -395,7 +397,7 @@ std::vector<Socket> connect_lanes(const std::string& endpoint, const std::string
   }
   for (const Socket& lane : lanes) {
     Hello theirs;
-    if (const int code = receive_until(lane.fd(), &theirs, sizeof theirs, deadline))
+    if (const int code = receive_until(lane.fd(), &theirs, sizeof theirs, deadline, interrupt))
       throw system_error(Fault::peer_lost, "the peer at " + endpoint + " did not accept the data connection", code);
     if (theirs.magic != hello_magic)
       throw Error(Fault::usage, "what listens at " + endpoint + " is no kvxfer data port");

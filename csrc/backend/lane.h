@@ -77,9 +77,9 @@ class LaneListener {
 };
 
 // `count` lanes to one listener. Throws Error(peer_lost) when it cannot be reached or drops us, Error(usage) on another
-// protocol version or a malformed endpoint.
+// protocol version or a malformed endpoint. Gives up once the descriptor `interrupt` is readable; -1: there is none.
 std::vector<Socket> connect_lanes(const std::string& endpoint, const std::string& token, std::uint16_t count,
-                                  Deadline deadline);
+                                  Deadline deadline, int interrupt = -1);
 
 // The interface that carries a connection, "lo" when both ends are on this host.
 std::string interface_of(int fd);

@@ -1,5 +1,9 @@
 #include "backend/lane_context.h"
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdint>
 #include <system_error>
 
@@ -19,7 +23,13 @@ void require_host(MemoryKind kind) {
 }  // namespace
 
 LaneContext::LaneContext(Capabilities capabilities, std::string token, std::uint16_t lanes)
-    : capabilities_(std::move(capabilities)), token_(std::move(token)), lane_count_(lanes), events_(event_room) {}
+    : capabilities_(std::move(capabilities)),
+      token_(std::move(token)),
+      lane_count_(lanes),
+      events_(event_room),
+      closing_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!closing_.open()) throw system_error(Fault::unavailable, "no event descriptor (eventfd)", errno);
+}
 
 LaneContext::~LaneContext() { LaneContext::close(); }
 
@@ -68,7 +78,7 @@ std::shared_ptr<Peer> LaneContext::accept(Deadline deadline) {
 
 std::shared_ptr<Peer> LaneContext::connect(const std::string& endpoint, Deadline deadline) {
   require_open();
-  return adopt(connect_lanes(endpoint, token_, lane_count_, deadline));
+  return adopt(connect_lanes(endpoint, token_, lane_count_, deadline, closing_.fd()));
 }
 
 std::shared_ptr<Peer> LaneContext::adopt(std::vector<Socket> lanes) {
@@ -112,8 +122,10 @@ std::shared_ptr<Plan> LaneContext::prepare(Peer& peer, const PlanArrays& arrays,
   return own(peer).prepare(arrays, regions_, deadline);
 }
 
-void LaneContext::arm(Plan& plan, Op op, std::span<const std::uint32_t>, std::uint64_t tag) {
+// What is armed need not be said: the initiator's post names its segments itself.
+void LaneContext::arm(Plan& plan, Op op, std::span<const std::uint32_t> segments, std::uint64_t tag) {
   LanePlan& mine = own(plan);
+  mine.ranges(segments, armed_ranges_);
   mine.peer().arm(mine, op, tag);
 }
 
@@ -143,6 +155,8 @@ void LaneContext::close() noexcept {
     if (listener_) listener_->interrupt();
     listener_.reset();  // an accept() under way holds on to it until it notices
   }
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(closing_.fd(), &one, sizeof one);
   // peers_ grows no more; their threads need nothing of ours, and poll() goes on to tell how they end.
   for (const auto& peer : peers_) peer->close();
   events_.stop_waiting();

@@ -53,6 +53,8 @@ class LaneContext : public Context {
   const std::string token_;
   const std::uint16_t lane_count_;
   EventQueue events_;
+  const Socket closing_;             // an eventfd, readable from close() on: ends connect()
+  std::vector<Range> armed_ranges_;  // what arm() looks at; a member so that it does not allocate
   std::vector<Mapping> mappings_;
   std::vector<Region> regions_;
   mutable std::mutex mutex_;  // of what follows: close() comes from any thread

@@ -54,6 +54,8 @@ LanePlan::LanePlan(LanePeer& peer, std::uint32_t id, std::vector<iovec> pieces,
   for (const iovec& piece : pieces_) starts_.push_back(starts_.back() + piece.iov_len);
 }
 
+std::uint32_t LanePlan::peer_id() const { return peer_.id(); }
+
 void LanePlan::ranges(std::span<const std::uint32_t> segments, std::vector<Range>& into) const {
   into.clear();
   if (segments.size() > segment_starts_.size())
@@ -160,6 +162,8 @@ void LanePeer::emit(EventKind kind, std::uint64_t tag, Nanoseconds at) {
   flooded_ = true;
   fail("events pile up: the application does not poll them");
 }
+
+void LanePeer::emit_local(std::uint64_t tag) { events_.push({tag, EventKind::local, id_, now_ns()}); }
 
 void LanePeer::emit_error(std::uint64_t tag) { events_.push_last({tag, EventKind::error, id_, now_ns()}); }
 

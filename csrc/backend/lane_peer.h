@@ -78,6 +78,7 @@ class LanePlan final : public Plan {
   std::uint32_t descriptors() const override { return static_cast<std::uint32_t>(pieces_.size()); }
   std::uint32_t segments() const override { return static_cast<std::uint32_t>(segment_starts_.size()); }
 
+  std::uint32_t peer_id() const override;
   LanePeer& peer() const { return peer_; }
   std::uint32_t id() const { return id_; }
   // Byte ranges of the segments, neighbours joined; all of the plan when none is named. No range is empty, unless it is
@@ -129,6 +130,8 @@ class LanePeer : public Peer {
   void run(std::function<void()> body);
   void send(const Notice& notice, const void* payload = nullptr);
   void emit(EventKind kind, std::uint64_t tag, Nanoseconds at = now_ns());
+  // With mutex_ held, so that the transfer's end comes after it. Left out when there is no room.
+  void emit_local(std::uint64_t tag);
   void emit_error(std::uint64_t tag);  // the end of a transfer when the peer is lost; safe with mutex_ held
   // The peer is gone (or breaks the protocol): tells the application, wakes and ends every thread. Safe from any
   // thread.

@@ -26,6 +26,7 @@ class Loop {
     const bool prefill = set_.side == Side::prefill;
     initiator_ = (set_.op == Op::push) == prefill;
     progress_.resize(set_.count);
+    leg_states_.resize(set_.count * legs_, LegState::idle);
     busy_.resize(requests_.size());
     if (prefill) result_.handover_ns.resize(set_.count);
     if (initiator_) {
@@ -41,23 +42,29 @@ class Loop {
     std::array<Event, 1> event;  // one at a time: what comes after the last is for the next loop
     while (finished_ < set_.count) {
       if (context_.poll(event, Deadline::after(std::min(poll_slice, set_.stall_ns))) > 0) {
-        take(event[0]);
-        quiet_since = now_ns();
-        continue;
+        if (take(event[0])) {
+          quiet_since = now_ns();
+          continue;
+        }
+      } else {
+        require_peers();
       }
-      require_peers();
       const std::uint64_t moved_now = context_.bytes_moved();
       if (moved_now != moved) quiet_since = now_ns();
       moved = moved_now;
       if (now_ns() - quiet_since > set_.stall_ns)
         throw Error(Fault::peer_lost, "nothing moved for " + std::to_string(set_.stall_ns / 1'000'000) + " ms");
     }
+    context_.progress(Deadline::after(set_.stall_ns));  // nobody may poll before the next loop
     context_.put_back(early_);
     result_.wall_ns = last_done_ - first_begun_;
     return std::move(result_);
   }
 
  private:
+  // Of one leg of a request. `moving`: posted, or armed at the passive side.
+  enum class LegState : std::uint8_t { idle, armed, moving, usable, released };
+
   // How far a request has come: legs that have reached each state, and when the request did.
   struct Progress {
     std::size_t armed = 0;
@@ -77,8 +84,23 @@ class Loop {
     return epoch - set_.first_epoch;
   }
 
-  bool is_ours(std::uint32_t peer) const {
-    return std::ranges::any_of(requests_[0].legs, [&](const Leg& leg) { return leg.peer->id() == peer; });
+  // legs_ when the peer is in no leg of this loop.
+  std::size_t leg_of(std::uint32_t peer) const {
+    std::size_t leg = 0;
+    while (leg < legs_ && requests_[0].legs[leg].peer->id() != peer) ++leg;
+    return leg;
+  }
+
+  LegState& leg_state(std::uint64_t epoch, std::uint32_t peer) {
+    return leg_states_[index(epoch) * legs_ + leg_of(peer)];
+  }
+
+  // What is said twice or too early must not count for another leg, or for another request.
+  void advance(const Event& event, LegState from, LegState to) {
+    LegState& state = leg_state(event.tag, event.peer);
+    if (state != from)
+      throw Error(Fault::peer_lost, "the peer speaks of request " + std::to_string(event.tag) + " out of turn");
+    state = to;
   }
 
   void require_peers() const {
@@ -90,7 +112,7 @@ class Loop {
   // A peer that is ready for a request of the next loop, while this one still waits for another peer.
   bool is_early(const Event& event) const {
     const bool beyond = event.tag >= set_.first_epoch && event.tag - set_.first_epoch >= set_.count;
-    return event.kind == EventKind::armed && (beyond || !is_ours(event.peer));
+    return event.kind == EventKind::armed && (beyond || leg_of(event.peer) == legs_);
   }
 
   void keep_early(const Event& event) {
@@ -125,17 +147,25 @@ class Loop {
       ++armed_;
       if (set_.side == Side::prefill) make_ready(epoch);
       begin(progress_[index(epoch)]);
-      for (const Leg& leg : request(epoch).legs) context_.arm(*leg.plan, set_.op, {}, epoch);
+      for (const Leg& leg : request(epoch).legs) {
+        leg_state(epoch, leg.peer->id()) = LegState::moving;
+        context_.arm(*leg.plan, set_.op, {}, epoch);
+      }
     }
   }
 
   // Initiator; once every leg's other side is ready.
-  void armed(std::uint64_t epoch) {
+  void armed(const Event& event) {
+    const std::uint64_t epoch = event.tag;
     const std::size_t i = index(epoch);
+    advance(event, LegState::idle, LegState::armed);
     if (++progress_[i].armed != legs_) return;
     if (set_.side == Side::prefill) make_ready(epoch);
     begin(progress_[i]);
-    for (const Leg& leg : request(epoch).legs) context_.post(*leg.plan, set_.op, {}, epoch, nullptr);
+    for (const Leg& leg : request(epoch).legs) {
+      leg_state(epoch, leg.peer->id()) = LegState::moving;
+      context_.post(*leg.plan, set_.op, {}, epoch, nullptr);
+    }
     result_.post_ns[i] = now_ns() - progress_[i].begun_at;
   }
 
@@ -143,10 +173,13 @@ class Loop {
   void usable(const Event& event) {
     const std::size_t i = index(event.tag);
     Progress& progress = progress_[i];
+    advance(event, LegState::moving, LegState::usable);
     // Not the event that comes last: events of two peers may be queued in another order than they happened.
     progress.usable_at = std::max(progress.usable_at, event.time_ns);
     if (++progress.usable != legs_) return;
     last_done_ = std::max(last_done_, progress.usable_at);
+    if (initiator_ && progress.usable_at < progress.begun_at)
+      throw Error(Fault::peer_lost, "request " + std::to_string(event.tag) + " ended before it began: a wrong clock");
     if (initiator_) result_.transfer_ns[i] = progress.usable_at - progress.begun_at;
     if (set_.side == Side::prefill) {
       result_.handover_ns[i] = progress.usable_at - progress.ready_at;
@@ -166,7 +199,9 @@ class Loop {
   }
 
   // Prefill: decode is done with a leg.
-  void released(std::uint64_t epoch) {
+  void released(const Event& event) {
+    const std::uint64_t epoch = event.tag;
+    advance(event, LegState::usable, LegState::released);
     if (++progress_[index(epoch)].released != legs_) return;
     stamp_all(epoch, 0);  // other requests may cut the same memory into other pieces
     finish(epoch);
@@ -178,30 +213,35 @@ class Loop {
     arm_what_may_run();
   }
 
-  void take(const Event& event) {
-    if (is_early(event)) return keep_early(event);
-    if (!is_ours(event.peer)) return;
+  // Whether a request has come further by it.
+  bool take(const Event& event) {
+    if (is_early(event)) {
+      keep_early(event);
+      return false;
+    }
+    if (leg_of(event.peer) == legs_) return false;
     switch (event.kind) {
       case EventKind::armed:
-        if (initiator_) armed(event.tag);
-        return;
+        if (initiator_) armed(event);
+        return initiator_;
       case EventKind::confirmed:
         if (initiator_) usable(event);
-        return;
+        return initiator_;
       case EventKind::delivered:
         if (!initiator_) usable(event);
-        return;
+        return !initiator_;
       case EventKind::released:
-        if (set_.side == Side::prefill) released(event.tag);
-        return;
+        if (set_.side == Side::prefill) released(event);
+        return set_.side == Side::prefill;
       case EventKind::local:
-        return;
+        return false;
       case EventKind::cancelled:
       case EventKind::error:
       case EventKind::peer_lost:
         require_peers();
         throw Error(Fault::peer_lost, "a transfer ended before it was delivered");
     }
+    throw Error(Fault::peer_lost, "the backend tells an event of no known kind");
   }
 
   Context& context_;
@@ -214,6 +254,7 @@ class Loop {
   std::uint32_t armed_ = 0;
   std::uint32_t finished_ = 0;
   std::vector<Progress> progress_;
+  std::vector<LegState> leg_states_;  // of request i from i * legs_ on, as requests_[0] has the legs
   std::vector<Event> early_;
   Nanoseconds first_begun_ = 0;
   Nanoseconds last_done_ = 0;
@@ -238,6 +279,10 @@ void require_sane(std::span<const LoopRequest> requests, const LoopSettings& set
   for (const LoopRequest& request : requests)
     if (peers_of(request) != peers) throw Error(Fault::usage, "every request of a loop needs legs of the same peers");
   if (std::ranges::adjacent_find(peers) != peers.end()) throw Error(Fault::usage, "a request has two legs of one peer");
+  for (const LoopRequest& request : requests)
+    for (const Leg& leg : request.legs)
+      if (leg.plan->peer_id() != leg.peer->id())
+        throw Error(Fault::usage, "a leg has a plan that was prepared with another peer");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 // A failed check ends its case by an exception; check it on the case's own thread.
 #pragma once
 
+#include <functional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -21,13 +22,15 @@ struct Failure : std::runtime_error {
 };
 
 struct Case {
-  const char* name;
-  void (*run)();
+  std::string name;
+  std::function<void()> run;
 };
 
 // Filled by TEST before main().
 std::vector<Case>& cases();
-bool add(const char* name, void (*run)());
+bool add(std::string name, std::function<void()> run);
+// The main() of a test program. [FILTER]: runs the cases whose name contains it; --list names them.
+int run_cases(int argc, char** argv);
 
 [[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
   throw Failure(std::string(file) + ":" + std::to_string(line) + ": " + what);

@@ -1,159 +1,13 @@
-#include "backend/loop.h"
-
 #include <algorithm>
 #include <atomic>
 #include <deque>
 #include <mutex>
 
 #include "tests/allocations.h"
-#include "tests/pair.h"
+#include "tests/rotation.h"
 
 namespace kvxfer::test {
 namespace {
-
-constexpr std::uint64_t seed = 11;
-constexpr std::uint64_t piece_bytes = 2041;  // pieces begin and end anywhere in a word
-constexpr std::uint64_t pieces_per_leg = 4;
-
-Side other(Side side) { return side == Side::prefill ? Side::decode : Side::prefill; }
-
-// A context, its one region, and what it runs the loop with.
-struct Node {
-  std::unique_ptr<Context> context;
-  std::vector<std::shared_ptr<Peer>> peers;
-  Region region;
-  Regions regions;
-  std::vector<LoopRequest> requests;
-  LoopResult result;
-  std::exception_ptr failed;
-
-  void run(Side side, LoopSettings set) {
-    set.side = side;
-    set.seed = seed;
-    if (set.stall_ns == 0) set.stall_ns = 20 * second;
-    failed = nullptr;
-    try {
-      result = run_loop(*context, requests, regions, set);
-    } catch (...) {
-      failed = std::current_exception();
-    }
-  }
-  void require_well() const {
-    if (failed) std::rethrow_exception(failed);
-  }
-  // Words that are wrong in what this side has of a request.
-  std::uint64_t wrong_words(std::size_t request, std::uint64_t epoch) const {
-    std::uint64_t wrong = 0;
-    for (const Leg& leg : requests[request].legs) wrong += verify(regions, leg.pieces, seed, epoch, 1).wrong_words;
-    return wrong;
-  }
-};
-
-// A hub on one side, and leaves on the other with a leg of every request each. The slots of the rotation share no
-// memory. Regions are numbered as prefill counts its own, and decode its own: a node has one of them.
-struct Rotation {
-  Side hub_side;
-  Node hub;
-  std::vector<Node> leaves;
-
-  explicit Rotation(std::uint32_t slots, const std::string& backend = "tcp", std::size_t leaf_count = 1,
-                    Side side_of_hub = Side::prefill)
-      : hub_side(side_of_hub), leaves(leaf_count) {
-    const std::uint64_t leaf_pieces = slots * pieces_per_leg;
-    open(hub, backend, leaf_pieces * leaf_count * piece_bytes, 0, 1);
-    const std::string endpoint = hub.context->listen("127.0.0.1", 0);
-    for (std::uint32_t l = 0; l < leaf_count; ++l) {
-      Node& leaf = leaves[l];
-      open(leaf, backend, leaf_pieces * piece_bytes, l, leaf_count);
-      together([&] { leaf.peers.push_back(leaf.context->connect(endpoint, soon())); },
-               [&] { hub.peers.push_back(hub.context->accept(soon())); });
-      leaf.peers[0]->import_keys(hub.context->export_keys({&hub.region, 1}));
-      hub.peers[l]->import_keys(leaf.context->export_keys({&leaf.region, 1}));
-    }
-    for (std::uint32_t slot = 0; slot < slots; ++slot) {
-      hub.requests.emplace_back();
-      for (std::uint32_t l = 0; l < leaf_count; ++l) {
-        leaves[l].requests.emplace_back();
-        add_leg(slot, l, slots);
-      }
-    }
-    if (hub_side == Side::prefill)
-      fill(hub.regions, seed);
-    else
-      for (const Node& leaf : leaves) fill(leaf.regions, seed);
-    for (const Node* node : nodes(Side::decode)) poison(node->region.address, node->region.bytes);
-  }
-
-  std::vector<const Node*> nodes(Side side) const {
-    if (side == hub_side) return {&hub};
-    std::vector<const Node*> all;
-    for (const Node& leaf : leaves) all.push_back(&leaf);
-    return all;
-  }
-
-  // All nodes at once.
-  void start_and_wait(const LoopSettings& set) {
-    std::vector<std::jthread> threads;
-    for (Node& leaf : leaves) threads.emplace_back([&] { leaf.run(other(hub_side), set); });
-    hub.run(hub_side, set);
-  }
-  void run(const LoopSettings& set) {
-    start_and_wait(set);
-    hub.require_well();
-    for (const Node& leaf : leaves) leaf.require_well();
-  }
-  std::uint64_t wrong_epochs() const {
-    std::uint64_t wrong = 0;
-    for (const Side side : {Side::prefill, Side::decode})
-      for (const Node* node : nodes(side)) wrong += node->result.wrong_epochs;
-    return wrong;
-  }
-  // Decode has the request of that epoch; prefill has no epoch left anywhere.
-  void check_data(std::uint64_t epoch) const {
-    for (const Node* node : nodes(Side::decode)) CHECK_EQ(node->wrong_words(epoch % hub.requests.size(), epoch), 0U);
-    for (const Node* node : nodes(Side::prefill))
-      for (std::size_t slot = 0; slot < hub.requests.size(); ++slot) CHECK_EQ(node->wrong_words(slot, 0), 0U);
-  }
-
- private:
-  static void open(Node& node, const std::string& backend, std::uint64_t bytes, std::uint32_t number,
-                   std::size_t regions) {
-    node.context = find_backend(backend).open(token, {});
-    node.region = node.context->allocate(bytes, MemoryKind::host, -1);
-    node.regions.resize(regions);
-    node.regions[number] = {node.region.address, bytes};
-  }
-
-  void add_leg(std::uint32_t slot, std::uint32_t l, std::uint32_t slots) {
-    const std::uint64_t leaf_pieces = slots * pieces_per_leg;
-    PlanPieces of_leaf;
-    Pieces at_hub, at_leaf;
-    for (std::uint64_t i = 0; i < pieces_per_leg; ++i) {
-      const std::uint64_t here = (l * leaf_pieces + slot * pieces_per_leg + i) * piece_bytes;
-      const std::uint64_t there = (leaf_pieces - 1 - (i * slots + slot)) * piece_bytes;
-      of_leaf.add(there, here, piece_bytes);
-      const bool hub_is_source = hub_side == Side::prefill;
-      for (Pieces* pieces : {&at_hub, &at_leaf}) {
-        pieces->own_regions.push_back(pieces == &at_hub ? 0 : l);
-        pieces->own_offsets.push_back(pieces == &at_hub ? here : there);
-        pieces->source_regions.push_back(hub_is_source ? 0 : l);
-        pieces->source_offsets.push_back(hub_is_source ? here : there);
-        pieces->lengths.push_back(piece_bytes);
-      }
-    }
-    Node& leaf = leaves[l];
-    std::shared_ptr<Plan> hub_plan, leaf_plan;
-    together([&] { hub_plan = prepare(hub, l, of_leaf.mirrored()); }, [&] { leaf_plan = prepare(leaf, 0, of_leaf); });
-    hub.requests[slot].legs.push_back({hub.peers[l], hub_plan, at_hub});
-    leaf.requests[slot].legs.push_back({leaf.peers[0], leaf_plan, at_leaf});
-  }
-
-  static std::shared_ptr<Plan> prepare(Node& node, std::size_t peer, const PlanPieces& pieces) {
-    const std::vector<std::uint32_t> zeros(pieces.lengths.size(), 0);
-    return node.context->prepare(*node.peers[peer],
-                                 {zeros, pieces.local, zeros, pieces.remote, pieces.lengths, pieces.segments}, soon());
-  }
-};
 
 void check_samples(const Rotation& rotation, Op op, std::size_t count) {
   for (const Side side : {Side::prefill, Side::decode})
@@ -302,6 +156,8 @@ TEST(loop, wrong_settings_are_refused) {
   CHECK_THROWS(Fault::usage, "legs of the same peers", run_with({legs[0]}, {legs[1]}));
   CHECK_THROWS(Fault::usage, "legs of the same peers", run_with({legs[0], legs[1]}, {legs[0], legs[0]}));
   CHECK_THROWS(Fault::usage, "two legs of one peer", run_with({legs[0], legs[0]}, {legs[0], legs[0]}));
+  const Leg strange{legs[0].peer, legs[1].plan, legs[0].pieces};
+  CHECK_THROWS(Fault::usage, "prepared with another peer", run_with({legs[0], legs[1]}, {strange, legs[1]}));
 }
 
 TEST(loop, a_peer_that_stands_still_is_an_error_after_the_stall_time) {
@@ -407,6 +263,7 @@ struct ScriptPeer final : Peer {
 struct ScriptPlan final : Plan {
   std::uint32_t peer;
   explicit ScriptPlan(std::uint32_t id) : peer(id) {}
+  std::uint32_t peer_id() const override { return peer; }
   std::uint64_t bytes() const override { return 0; }
   std::uint32_t descriptors() const override { return 0; }
   std::uint32_t segments() const override { return 0; }
@@ -515,7 +372,7 @@ TEST(loop, what_peers_say_of_the_next_loop_is_put_back) {
   script.say(EventKind::armed, 2, 2);  // a peer that is in no leg of this loop
   script.say(EventKind::armed, 1, 1);
   for (const std::uint32_t peer : {0U, 1U}) {
-    script.say(EventKind::confirmed, peer, 1, now_ns());
+    script.say(EventKind::confirmed, peer, 1, now_ns() + second);
     script.say(EventKind::released, peer, 1);
     if (peer == 0)
       for (const std::uint64_t tag : {2U, 3U}) script.say(EventKind::armed, 0, tag);
@@ -550,6 +407,20 @@ TEST(loop, nonsense_of_a_peer_ends_the_loop) {
                    2));
   CHECK_THROWS(Fault::peer_lost, "ended before it was delivered",
                run([](Script& script) { script.say(EventKind::cancelled, 0, 7); }));
+  CHECK_THROWS(Fault::peer_lost, "request 7 out of turn",
+               run(
+                   [](Script& script) {
+                     for (int i = 0; i < 2; ++i) script.say(EventKind::armed, 0, 7);  // counted for the second leg
+                   },
+                   2));
+  CHECK_THROWS(Fault::peer_lost, "request 7 out of turn",
+               run([](Script& script) { script.say(EventKind::confirmed, 0, 7, now_ns() + second); }));
+  CHECK_THROWS(Fault::peer_lost, "request 7 ended before it began", run([](Script& script) {
+                 script.say(EventKind::armed, 0, 7);
+                 script.say(EventKind::confirmed, 0, 7, now_ns() - second);
+               }));
+  CHECK_THROWS(Fault::peer_lost, "no known kind",
+               run([](Script& script) { script.say(static_cast<EventKind>(99), 0, 7); }));
   // Another peer of the context does not matter.
   CHECK_THROWS(Fault::peer_lost, "nothing moved", run([](Script& script) {
                  script.peers[1]->why = "gone";

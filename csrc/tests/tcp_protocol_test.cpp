@@ -18,7 +18,7 @@ struct Bare {
 
   Bare() {
     end.context = find_backend("tcp").open(token, {});
-    end.region = end.context->allocate(bytes, MemoryKind::host, -1);
+    end.allocate(bytes);
     together([&] { end.peer = end.context->connect(listener.endpoint(), soon()); },
              [&] { lanes = listener.accept(soon()); });
     end.peer->import_keys(end.context->export_keys({&end.region, 1}));

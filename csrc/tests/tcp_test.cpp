@@ -259,7 +259,7 @@ TEST(tcp, several_peers_of_one_context) {
     for (End& leaf : leaves)
       threads.emplace_back([&] {
         leaf.context = find_backend("tcp").open(token, {});
-        leaf.region = leaf.context->allocate(1 << 16, MemoryKind::host, -1);
+        leaf.allocate(1 << 16);
         leaf.peer = leaf.context->connect(endpoint, soon());
         leaf.peer->import_keys(hub->export_keys({&region, 1}));
       });

@@ -293,7 +293,7 @@ TcpPeer::Outcome TcpPeer::chunk_sent(const Chunk& chunk) {
     return {};
   }
   if (t.cancelling) return stop_sending(t);
-  if (t.op == Op::push && t.moved == t.total && t.handed_out()) return tell(t, EventKind::local, std::nullopt);
+  if (t.op == Op::push && t.moved == t.total && t.handed_out()) emit_local(t.tag);
   return {};
 }
 

@@ -363,7 +363,7 @@ class Attacked {
   void serve_proper_client() {
     End client;
     client.context = find_backend("tcp").open(token, {});
-    client.region = client.context->allocate(region_bytes, MemoryKind::host, -1);
+    client.allocate(region_bytes);
     std::shared_ptr<Peer> peer;
     together([&] { client.peer = client.context->connect(endpoint_, soon()); },
              [&] { peer = context_->accept(soon()); });
