@@ -19,19 +19,6 @@ TEST(null, confirms_without_moving_anything) {
   CHECK_EQ(pair.a.context->bytes_moved(), 0U);
 }
 
-TEST(null, refuses_what_others_refuse) {
-  Pair pair(4096, {}, "null");
-  PlanPieces pieces;
-  pieces.add(0, 0, 8);
-  const auto plans = pair.prepare(pieces);
-  const std::vector<std::uint32_t> unknown{4};
-  CHECK_THROWS(Fault::usage, "segment 4", pair.a.context->post(*plans.first, Op::push, unknown, 1, nullptr));
-  CHECK(!pair.a.context->cancel(*pair.a.peer, 1));
-  pair.b.context->close();
-  pair.a.wait(EventKind::peer_lost, 0);
-  CHECK_THROWS(Fault::peer_lost, "closed the connection", pair.a.context->post(*plans.first, Op::push, {}, 1, nullptr));
-}
-
 TEST(null, does_not_join_another_backend) {
   for (const auto& [listens, connects] : {std::pair{"tcp", "null"}, {"null", "tcp"}}) {
     const auto server = find_backend(listens).open(token, {});
@@ -39,18 +26,6 @@ TEST(null, does_not_join_another_backend) {
     const std::string endpoint = server->listen("127.0.0.1", 0);
     together([&] { client->connect(endpoint, soon()); },
              [&] { CHECK_THROWS(Fault::usage, "does not run backend", server->accept(soon())); });
-  }
-}
-
-TEST(null, many_in_flight_with_tags_reused) {
-  Pair pair(4096, {}, "null");
-  PlanPieces pieces;
-  pieces.add(0, 0, 8);
-  const auto plans = pair.prepare(pieces);
-  for (int round = 0; round < 5; ++round) {
-    for (std::uint64_t tag = 0; tag < 256; ++tag) pair.a.context->post(*plans.first, Op::push, {}, tag, nullptr);
-    for (std::uint64_t tag = 0; tag < 256; ++tag) pair.a.wait(EventKind::confirmed, tag);
-    pair.b.drain(0);
   }
 }
 

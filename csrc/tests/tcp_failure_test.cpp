@@ -1,50 +1,16 @@
-// What happens when a transfer does not run to its end.
+// What happens when a transfer does not run to its end, as far as it is tcp's own (the rest: tests/conformance).
 #include <thread>
 
 #include "backend/lane.h"
-#include "tests/pair.h"
+#include "tests/conformance/rig.h"
 
 namespace kvxfer::test {
 namespace {
-
-PlanPieces one_piece(std::uint64_t bytes) {
-  PlanPieces pieces;
-  pieces.add(0, 0, bytes);
-  return pieces;
-}
 
 bool ended(const std::vector<Event>& events, std::uint64_t tag) {
   return count(events, EventKind::confirmed, tag) + count(events, EventKind::delivered, tag) +
              count(events, EventKind::cancelled, tag) + count(events, EventKind::error, tag) ==
          1;
-}
-
-TEST(tcp_cancel, a_push_that_has_not_begun) {
-  Pair pair(1 << 16);
-  const auto plans = pair.prepare(one_piece(1 << 16));
-  ReadyFlag ready{0};
-  for (int round = 0; round < 3; ++round) {
-    pair.a.context->post(*plans.first, Op::push, {}, 4, &ready);
-    CHECK(pair.a.context->cancel(*pair.a.peer, 4));
-    pair.a.context->cancel(*pair.a.peer, 4);  // once more is the same
-    pair.a.wait(EventKind::cancelled, 4);
-    pair.b.wait(EventKind::cancelled, 4);
-    CHECK_EQ(pair.b.drain(5'000'000).size(), 0U);
-  }
-  CHECK(*pair.b.at(0) == std::byte{0xDB});
-  pair.a.context->post(*plans.first, Op::push, {}, 4, nullptr);
-  pair.a.wait(EventKind::confirmed, 4);
-}
-
-TEST(tcp_cancel, an_unknown_and_an_ended_transfer) {
-  Pair pair(1 << 16);
-  const auto plans = pair.prepare(one_piece(1 << 16));
-  CHECK(!pair.a.context->cancel(*pair.a.peer, 99));
-  pair.a.context->post(*plans.first, Op::push, {}, 1, nullptr);
-  pair.a.wait(EventKind::confirmed, 1);
-  CHECK(!pair.a.context->cancel(*pair.a.peer, 1));
-  pair.b.wait(EventKind::delivered, 1);
-  CHECK(!pair.b.context->cancel(*pair.b.peer, 1));  // not the initiator
 }
 
 // Cancelled at every point of its way: both sides tell the same single end, and the tag is free again.
@@ -102,26 +68,6 @@ TEST(tcp_lost, open_transfers_end_with_errors_on_both_sides) {
   CHECK_EQ(pair.a.drain(5'000'000).size(), 0U);
 }
 
-TEST(tcp_lost, in_the_middle_of_a_transfer) {
-  for (const Op op : {Op::push, Op::pull})
-    for (const bool initiator_dies : {false, true}) {
-      Pair pair(64 << 20);
-      const auto plans = pair.prepare(one_piece(64 << 20));
-      End& initiator = op == Op::push ? pair.a : pair.b;
-      End& passive = op == Op::push ? pair.b : pair.a;
-      initiator.context->post(op == Op::push ? *plans.first : *plans.second, op, {}, 1, nullptr);
-      while (passive.context->bytes_moved() == 0) std::this_thread::yield();
-      End& dies = initiator_dies ? initiator : passive;
-      End& stays = initiator_dies ? passive : initiator;
-      const Nanoseconds began = now_ns();
-      dies.context->close();
-      stays.wait(EventKind::peer_lost, 0);
-      CHECK(now_ns() - began < 5 * second);
-      CHECK_EQ(ended(dies.drain(5'000'000), 1), true);
-      CHECK_EQ(ended(stays.drain(5'000'000), 1), true);
-    }
-}
-
 TEST(tcp_lost, an_event_queue_that_nobody_empties_loses_the_peer_but_not_the_news) {
   Pair pair(4096);
   const auto plans = pair.prepare(one_piece(64));
@@ -137,43 +83,6 @@ TEST(tcp_lost, an_event_queue_that_nobody_empties_loses_the_peer_but_not_the_new
   CHECK_EQ(count(events, EventKind::error, 77), 1U);
   CHECK_EQ(count(events, EventKind::peer_lost, 0), 1U);
   CHECK(pair.a.peer->lost().find("pile up") != std::string::npos);
-}
-
-TEST(tcp_close, twice_from_two_threads_and_in_every_state) {
-  for (int round = 0; round < 20; ++round) {
-    Pair pair(1 << 20);
-    const auto plans = pair.prepare(one_piece(1 << 20));
-    if (round % 4 > 0) pair.a.context->post(*plans.first, Op::push, {}, 1, nullptr);
-    if (round % 4 > 1) pair.b.context->post(*plans.second, Op::pull, {}, 1, nullptr);
-    together([&] { pair.a.context->close(); }, [&] { pair.a.context->close(); });
-    if (round % 2 == 0) together([&] { pair.b.context->close(); }, [&] { pair.a.context->close(); });
-    pair.a.context->close();
-  }
-  find_backend("tcp").open(token, {})->close();
-}
-
-TEST(tcp_close, ends_accept_poll_and_prepare_in_other_threads) {
-  const auto context = find_backend("tcp").open(token, {});
-  context->listen("127.0.0.1", 0);
-  const auto close_later = [](Context& one) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(30));
-    one.close();
-  };
-  const Nanoseconds began = now_ns();
-  together([&] { CHECK_THROWS(Fault::peer_lost, "interrupted", context->accept(soon())); },
-           [&] { close_later(*context); });
-  CHECK_THROWS(Fault::usage, "context is closed", context->accept(soon()));
-  CHECK_THROWS(Fault::usage, "context is closed", context->connect("127.0.0.1:1", soon()));
-  CHECK_THROWS(Fault::usage, "context is closed", context->listen("127.0.0.1", 0));
-  CHECK_THROWS(Fault::usage, "context is closed", context->allocate(8, MemoryKind::host, -1));
-
-  Pair pair(4096);
-  Event event;
-  together([&] { CHECK_EQ(pair.a.context->poll({&event, 1}, soon()), 0U); }, [&] { close_later(*pair.a.context); });
-  Pair other(4096);
-  together([&] { CHECK_THROWS(Fault::peer_lost, "this side closed", other.a.prepare(one_piece(8))); },
-           [&] { close_later(*other.a.context); });
-  CHECK(now_ns() - began < 10 * second);
 }
 
 TEST(tcp_close, frees_the_port) {
