@@ -55,7 +55,7 @@ enum class Confirms : std::uint8_t { target, initiator };
 struct Capabilities {
   bool one_sided = false;   // the passive side's application need not take part in a transfer
   bool needs_arm = false;   // post() throws Error(usage) before poll() has given `armed` for its tag
-  bool own_memory = false;  // only memory from allocate() can be registered
+  bool own_memory = false;  // only parts of what allocate() gave can be registered: others are Error(usage)
   bool moves_data = true;   // false: the null backend
   bool push = true;
   bool pull = true;

@@ -128,6 +128,7 @@ class SkeletonPeer final : public LanePeer {
 
  private:
   enum class State : std::uint8_t { unused, queued, cancelling, sent };
+  enum class Way : std::uint8_t { out, in };
 
   // A push of this side. `sent` begins with its first byte: from there on only the other side's word ends it.
   struct Transfer {
@@ -181,7 +182,7 @@ class SkeletonPeer final : public LanePeer {
                      {const_cast<Range*>(transfer.ranges.data()), transfer.ranges.size() * sizeof(Range)}};
     if (const int code = send_vectors(fd, head, 2)) return code;
     for (const Range& range : transfer.ranges)
-      if (const int code = move_range(*transfer.plan, range, send_vectors)) return code;
+      if (const int code = move_range(Way::out, *transfer.plan, range)) return code;
     return 0;
   }
 
@@ -212,7 +213,7 @@ class SkeletonPeer final : public LanePeer {
     if (const int code = receive_all(fd, ranges.data(), ranges.size() * sizeof(Range))) return closed_or(code);
     for (const Range& range : ranges) {
       if (range.from > range.to || range.to > to->bytes()) return "protocol error: bytes outside their plan";
-      if (const int code = move_range(*to, range, receive_vectors)) return closed_or(code);
+      if (const int code = move_range(Way::in, *to, range)) return closed_or(code);
     }
     {
       const std::lock_guard lock(mutex_);
@@ -230,12 +231,14 @@ class SkeletonPeer final : public LanePeer {
   }
 
   // Scatter/gather straight between the blocks and the socket. 0, or the error code.
-  int move_range(const LanePlan& of, const Range& range, int (*call)(int, iovec*, std::size_t)) {
+  int move_range(Way way, const LanePlan& of, const Range& range) {
+    const int fd = lanes_[data_lane].fd();
     iovec pieces[call_pieces];
     for (std::uint64_t at = range.from; at < range.to;) {
       const std::uint64_t from = at;
       const std::size_t used = of.pieces(at, std::min(range.to - at, call_bytes), pieces);
-      if (const int code = call(lanes_[data_lane].fd(), pieces, used)) return code;
+      const int code = way == Way::out ? send_vectors(fd, pieces, used) : receive_vectors(fd, pieces, used);
+      if (code != 0) return code;
       bytes_moved_.fetch_add(at - from, std::memory_order_relaxed);
     }
     return 0;

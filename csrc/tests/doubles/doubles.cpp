@@ -239,7 +239,7 @@ class OwnMemory final : public Decorated {
  public:
   OwnMemory() : Decorated(real()) {}
   Region register_memory(std::byte*, std::uint64_t, MemoryKind) override {
-    throw Error(Fault::unavailable, "this backend moves memory of its own only");
+    throw Error(Fault::usage, "this backend moves memory of its own only");
   }
 };
 
