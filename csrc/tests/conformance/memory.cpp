@@ -36,8 +36,8 @@ CHECK_BACKEND(memory, that_cannot_be_had, all) {
 }
 
 CHECK_BACKEND(memory, of_others_moves_or_is_refused, all) {
+  const auto foreign = std::make_unique<std::byte[]>(2 * (bytes + 1));  // outlives the contexts that move it
   Rig rig(subject, {bytes});
-  const auto foreign = std::make_unique<std::byte[]>(2 * (bytes + 1));
   std::byte* const mine = foreign.get() + 1;  // no more aligned than the caller's memory happens to be
   std::byte* const theirs = mine + bytes;
   if (subject.can.own_memory) {
