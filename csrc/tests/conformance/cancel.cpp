@@ -22,9 +22,9 @@ CHECK_BACKEND(cancel, of_what_is_not_open_is_false, all) {
 }
 
 CHECK_BACKEND(cancel, by_the_passive_side_is_none, pushes) {
+  ReadyFlag ready{0};  // outlives the contexts
   Rig rig(subject, {1 << 16});
   const Plans plans = rig.prepare(one_piece(1 << 16));
-  ReadyFlag ready{0};
   rig.post(plans, Op::push, 1, {}, &ready);
   CHECK(!rig.b.context->cancel(*rig.b.peer, 1));
   ready = 1;

@@ -27,9 +27,9 @@ constexpr State last_state = State::released;
 struct Run {
   const Subject& subject;
   Op op;
+  ReadyFlag ready{0};  // outlives the contexts
   End a, b;
   Plans plans;
-  ReadyFlag ready{0};
 
   Run(const Subject& of, Op operation, State state) : subject(of), op(operation) {
     for (End* side : {&a, &b}) {

@@ -28,12 +28,13 @@ CHECK_BACKEND(inflight, one_and_sixteen_of_every_operation_at_once, all) {
 
 CHECK_BACKEND(inflight, as_many_as_promised_and_one_more_is_refused, pushes) {
   const std::uint32_t most = subject.can.max_inflight;
+  ReadyFlag ready{0};  // outlives the contexts, also when a check fails
   Rig rig(subject, {std::uint64_t{2000} * (most + 1)});
   const PlanPieces pieces = shuffled(most, 2000, 1);  // a segment for each transfer
   const Plans plans = rig.prepare(pieces);
   for (int round = 0; round < 3; ++round) {
     rig.poison_target();
-    ReadyFlag ready{0};
+    ready = 0;
     for (std::uint32_t tag = 0; tag < most; ++tag) rig.post(plans, Op::push, tag, {tag}, &ready);
     CHECK_THROWS(Fault::unavailable, std::to_string(most), rig.post(plans, Op::push, most));
     ready = 1;
@@ -71,10 +72,10 @@ CHECK_BACKEND(tags, are_used_again_at_once, all) {
 }
 
 CHECK_BACKEND(tags, that_are_open_are_refused, pushes) {
+  ReadyFlag ready{0};  // outlives the contexts
   Rig rig(subject, {1 << 16});
   const PlanPieces pieces = shuffled(16, 4096, 4);
   const Plans plans = rig.prepare(pieces);
-  ReadyFlag ready{0};
   rig.post(plans, Op::push, 7, {}, &ready);
   CHECK_THROWS(Fault::usage, "7", rig.post(plans, Op::push, 7));
   ready = 1;

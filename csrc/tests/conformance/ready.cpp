@@ -8,10 +8,14 @@ namespace {
 
 constexpr std::uint64_t bytes = 16 * 4096;
 
-struct Waiting : Rig {
+// Outlives the contexts that look at it, also when a check fails.
+struct Flag {
+  ReadyFlag ready{0};
+};
+
+struct Waiting : Flag, Rig {
   PlanPieces pieces = shuffled(16, 4096, 4);
   Plans plans;
-  ReadyFlag ready{0};
 
   explicit Waiting(const Subject& subject) : Rig(subject, {bytes}), plans(prepare(pieces)) {}
   void require_waiting(std::uint64_t tag, const Segments& moved = {}) {
