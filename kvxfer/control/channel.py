@@ -70,6 +70,7 @@ def server_socket(endpoint: str, keys: KeyPair | None, allowed: frozenset[str]) 
     try:
         socket.setsockopt(zmq.LINGER, 200)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a message to a client whose connection is gone is an error
         socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))
         socket.setsockopt(zmq.BACKLOG, BACKLOG)
         socket.setsockopt(zmq.IPV6, 1 if "[" in endpoint else 0)
@@ -151,6 +152,8 @@ class Client:
         give_up_at = time.monotonic() + CONNECT_S
         while (left := give_up_at - time.monotonic()) > 0:
             if self.socket.poll(round(min(left, 0.1) * 1000)):
+                self._note_events()
+                del self._events[zmq.Event.DISCONNECTED]  # of an attempt before this one
                 return self._first(self.socket.recv())
             self._note_events()
             if refusal := self._refusal():
@@ -165,6 +168,11 @@ class Client:
                 f"{self.name} gave an answer that kvxfer {__version__} does not understand ({error}); install the same "
                 "version on both hosts"
             ) from error
+
+    def lost(self) -> bool:
+        """Whether the connection is gone since the first answer; it stays so, as the server knows us by it alone."""
+        self._note_events()
+        return self._events[zmq.Event.DISCONNECTED] > 0
 
     def _note_events(self) -> None:
         while self._monitor.poll(0):

@@ -15,6 +15,9 @@ from kvxfer.control import messages as m
 from kvxfer.control.pipe import Pipe, PipeClosedError
 from kvxfer.errors import ExitStatus
 
+START_S = 10.0
+"""How long a worker may take to its first sign of life; on a busy host an interpreter starts in seconds."""
+
 
 class WorkerProcess:
     """Started with the object, killed with end()."""
@@ -31,6 +34,7 @@ class WorkerProcess:
                 stderr=None if "KVXFER_DEBUG" in os.environ else subprocess.DEVNULL,
             )
         self._pipe = Pipe(ours)
+        self._silence_s = START_S
         self._heard_at = time.monotonic()
         self._dead = False
 
@@ -60,11 +64,11 @@ class WorkerProcess:
             self._dead = True
             return [self._obituary(self._how_it_ended())]
         if said:
-            self._heard_at = time.monotonic()
+            self._heard_at, self._silence_s = time.monotonic(), m.SILENCE_S
         elif self._dead:
             return [self._obituary(self._how_it_ended())]
-        elif time.monotonic() - self._heard_at > m.SILENCE_S:
-            return [self._obituary(f"has not answered for {m.SILENCE_S:.0f} s")]
+        elif time.monotonic() - self._heard_at > self._silence_s:
+            return [self._obituary(f"has not answered for {self._silence_s:.0f} s")]
         return [message for message in said if not isinstance(message, m.Heartbeat)]
 
     def end(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ class Server:
         self._settings = settings
         self._say = say
         self._client: bytes | None = None
+        self._client_gone = False  # its connection is closed
         self._heard_at = 0.0
         self._told_at = 0.0
         self._workers: dict[int, WorkerProcess] = {}
@@ -216,14 +216,16 @@ class Server:
         if self._client is None:
             return
         now = time.monotonic()
-        if now - self._heard_at > m.SILENCE_S:
+        if self._client_gone:
+            self._part("closed its connection")
+        elif now - self._heard_at > m.SILENCE_S:
             self._part(f"was not heard for {m.SILENCE_S:.0f} s")
         elif now - self._told_at > m.HEARTBEAT_S:
             self._tell(m.Heartbeat())
 
     def _part(self, why: str) -> None:
         self._end_workers()
-        self._client = None
+        self._client, self._client_gone = None, False
         self._say(f"the run is over: the client {why}")
 
     def _end_workers(self) -> None:
@@ -238,8 +240,12 @@ class Server:
 
     def _tell(self, message: m.Message, client: bytes | None = None) -> None:
         self._told_at = time.monotonic()
-        with contextlib.suppress(zmq.ZMQError):  # gone or not reading: its silence will end the run
-            self._socket.send_multipart([client or self._client or b"", m.encode(message)], zmq.DONTWAIT)
+        to = client or self._client or b""
+        try:
+            self._socket.send_multipart([to, m.encode(message)], zmq.DONTWAIT)
+        except zmq.ZMQError as error:  # gone; or not reading, and then its silence will end the run
+            if error.errno == zmq.EHOSTUNREACH and to == self._client:
+                self._client_gone = True
 
 
 def _backends() -> list[str]:

@@ -138,9 +138,12 @@ class Session:
         for worker in list(self._prefill.values()):
             for said in worker.receive():
                 yield "prefill", said
+        lost = self._client.lost()  # before its last messages are taken: they may say why
         while (message := self._client.receive(0)) is not None:
             self._heard_at = time.monotonic()
             yield "decode", message
+        if lost:
+            raise PeerLostError(f"the connection to the decode side at {self._client.name} was closed")
         if time.monotonic() - self._heard_at > m.SILENCE_S:
             raise PeerLostError(f"the decode side at {self._client.name} has not answered for {m.SILENCE_S:.0f} s")
 

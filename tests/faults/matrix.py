@@ -1,0 +1,265 @@
+"""One fault at one step of a run: which process is hit, what becomes of the others, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from two_process.processes import MARK, Place, children, wait_until
+
+from .zygote import Forked, Zygote
+
+WITHIN_S = 20.0
+"""A stopped process is noticed after 3 s, one stopped in its start after 10 s; the rest is for a busy machine."""
+
+QUICKEST = ("--tokens", "16", "--max-seconds", "0.000001", "--min-samples", "1", "--setup-repeats", "1", "--quiet")
+
+VICTIMS = ("bench", "prefill worker", "serve", "decode worker", "control connection", "data connections")
+"""The connections are cut (or stand still) with the relay that carries them."""
+
+_ports = iter(range(20_000, 32_000))  # below those that the kernel gives to connections
+_ports_lock = threading.Lock()
+
+
+def quiet_port() -> int:
+    """A free port that no connection will take in the meantime."""
+    while True:
+        with _ports_lock:
+            port = next(_ports)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The control messages of an undisturbed run, in order."""
+
+    labels: Sequence[str]
+
+    def needs(self, victim: str, step: int) -> bool | None:
+        """Whether the run still needs the victim at that step; None when it may go either way."""
+        if victim == "data connections":
+            return step <= self._last("from decode: Run")
+        if victim == "control connection" or victim == "serve":
+            return step < self._last("from serve: Dismissed")
+        last = self._last("to prefill: Copy" if victim == "prefill worker" else "from decode: Run")
+        if step <= last:
+            return True
+        return None if step <= self._last("to serve: Dismiss") else False
+
+    def _last(self, label: str) -> int:
+        return max(i for i, one in enumerate(self.labels) if one == label)
+
+
+class Service:
+    """A serve and, where wanted, the relays before it; replaced when a fault has ended them."""
+
+    def __init__(self, zygote: Zygote, place: Place, backend: str, victim: str) -> None:
+        self._zygote = zygote
+        self._place = place
+        self._environment = {name: place.environment[name] for name in ("TMPDIR", MARK, "COLUMNS")}
+        self._environment["OPENBLAS_NUM_THREADS"] = "1"  # a worker starts in three quarters of the time
+        self._backend = backend
+        self._victim = victim
+        self._relay: Forked | None = None
+        self._flat: tuple[int, int] | None = None
+        self._begin()
+
+    def _start(self, function: str, *arguments: Any) -> Forked:
+        err = self._place.directory / f"{function}-{secrets.token_hex(4)}"
+        return self._zygote.start(function, self._environment, err, *arguments)
+
+    def _begin(self) -> None:
+        self._port, self._data = quiet_port(), quiet_port()
+        words = ["--port", str(self._port)]
+        if self._victim == "data connections":
+            self._advertised = quiet_port()
+            words += ["--data-port", str(self._data), "--advertise", f"127.0.0.1:{self._advertised}"]
+        self.serve = self._start("serve", words)
+        wait_until(lambda: "waiting on" in self.serve.err or self.serve.wait(0) is not None, 20, "serve")
+        self._flat = None
+
+    def _relayed(self) -> None:
+        """A fresh relay for each run: the one before was killed or stopped."""
+        self._end_relay()
+        self._peer = self._port
+        if self._victim not in ("control connection", "data connections"):
+            return
+        data = self._victim == "data connections"
+        port, target = (self._advertised, self._data) if data else (quiet_port(), self._port)
+        ready = self._place.directory / f"ready-{secrets.token_hex(4)}"
+        self._relay = self._start("relay", port, target, str(ready))
+        wait_until(ready.exists, 20, "the relay")
+        if not data:
+            self._peer = port
+
+    def _end_relay(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+
+    def bench(self, step: int | None, number: int = 0) -> tuple[Forked, Path]:
+        """A run that is hit by the signal at that step; and the file of its notes."""
+        self._relayed()
+        note = self._place.directory / f"note-{secrets.token_hex(4)}"
+        note.touch()
+        pids = {"serve": self.serve.pid, "control connection": 0, "data connections": 0}
+        if self._relay is not None:
+            pids[self._victim] = self._relay.pid
+        plan = {"note": str(note), "step": step, "victim": self._victim, "signal": number, "pids": pids}
+        words = ["--model", self._place.model, "--peer", f"127.0.0.1:{self._peer}", "--backend", self._backend]
+        return self._start("bench", [*words, *QUICKEST], plan), note
+
+    def whole_run(self) -> list[str]:
+        """An undisturbed run, which has to succeed; its steps."""
+        bench, note = self.bench(None)
+        status = bench.wait(60)
+        assert (status, bench.err) == (0, ""), f"an undisturbed run ended with {status}: {bench.err}"
+        bench.close()
+        self._end_relay()
+        self.settle()
+        return note.read_text().splitlines()
+
+    def hit(self, steps: Steps, step: int, number: int) -> None:
+        """A run with a fault; asserts that it ends as it should and leaves nothing. The next one follows at once."""
+        bench, note = self.bench(step, number)
+        try:
+            self._end_of(bench, note, steps, step, number)
+        finally:
+            bench.close()
+        if number == signal.SIGSTOP and self._victim == "serve":
+            self.serve.signal(signal.SIGCONT)
+        self._end_relay()
+        self.settle()
+
+    def _end_of(self, bench: Forked, note: Path, steps: Steps, step: int, number: int) -> None:
+        stopped = self._victim == "bench" and number == signal.SIGSTOP
+        if stopped:
+            self._wake(bench)
+        status = bench.wait(WITHIN_S)
+        noted = note.read_text().splitlines()
+        assert noted[: step + 1] == list(steps.labels[: step + 1]), f"went another way, {status}: {noted} {bench.err}"
+        assert status is not None, f"still running after {WITHIN_S} s; {bench.err}"
+        needed = None if stopped else steps.needs(self._victim, step)
+        if noted[step + 1] == "nobody":
+            needed = False
+        says = bench.err.strip().splitlines()
+        if self._victim == "bench" and number == signal.SIGKILL:
+            assert status == -signal.SIGKILL
+        elif self._victim == "bench" and number == signal.SIGINT:
+            assert (status, says) == (130, ["kvxfer bench: interrupted"])
+        else:
+            assert status in {True: (5,), False: (0,), None: (0, 5)}[needed], f"ended with {status}: {says}"
+            assert len(says) == (status == 5), says
+            assert all(line.startswith("kvxfer bench: error: ") for line in says), says
+        if self._victim == "serve" and number == signal.SIGINT:
+            assert self.serve.wait(5) == 130
+            assert self.serve.err.splitlines()[-1] == "kvxfer serve: interrupted"
+
+    def _wake(self, bench: Forked) -> None:
+        """Let a bench that stopped itself go on, once serve has given it up."""
+        wait_until(lambda: state(bench.pid) in ("T", ""), 30, "a bench that stops")
+        wait_until(lambda: not self._serving(), WITHIN_S, "serve giving up its client")
+        bench.signal(signal.SIGCONT)
+
+    def _serving(self) -> bool:
+        return self.serve.err.count("a run begins") > self.serve.err.count("the run is over")
+
+    def settle(self) -> None:
+        """Assert that nothing of a run is left, in serve neither; a new serve where the fault has ended it."""
+        if self.serve.wait(0) is not None:
+            self.serve.close()
+            self._nobody_left()
+            self._begin()
+            return
+        wait_until(lambda: not self._serving(), 6, f"the end of a run; serve says {self.serve.err!r}")
+        self._nobody_left()
+        flat = held_by(self.serve.pid)
+        if self._flat is not None:
+            wait_until(lambda: held_by(self.serve.pid) == self._flat, 6, f"{flat} files and threads, not {self._flat}")
+        self._flat = flat
+
+    def _nobody_left(self) -> None:
+        wait_until(lambda: not self._place.alive(), 6, "the end of the workers")
+        left = list(self._place.tmp.iterdir())
+        assert left == [], left
+
+    def close(self) -> None:
+        self._end_relay()
+        self.serve.signal(signal.SIGINT)
+        status = self.serve.wait(10)
+        self.serve.close()
+        assert status == 130, (status, self.serve.err)
+        assert children(self.serve.pid) == []
+
+
+def state(pid: int) -> str:
+    """R, S, T and so on; empty when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""
+
+
+def held_by(pid: int) -> tuple[int, int]:
+    """Open descriptors and threads of a process."""
+    return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+
+
+@dataclass(frozen=True)
+class Case:
+    backend: str
+    victim: str
+    signal: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.backend}: {self.victim} {signal.Signals(self.signal).name} at step {self.step}"
+
+
+def chain(zygote: Zygote, cases: Sequence[Case], steps: Steps) -> list[str]:
+    """Run cases of one backend and victim against one serve, one after another, and a whole run at last.
+
+    So the serve that a fault has left has to take the next run as far as its own step. Returns what went wrong.
+    """
+    wrong = []
+    place = Place()
+    try:
+        service = Service(zygote, place, cases[0].backend, cases[0].victim)
+        try:
+            for case in cases:
+                try:
+                    service.hit(steps, case.step, case.signal)
+                except AssertionError as error:
+                    wrong.append(f"{case} ({steps.labels[case.step]}): {error}")
+                    service.serve.close()
+                    for pid in place.alive():
+                        os.kill(pid, signal.SIGKILL)
+                    service.settle()
+            service.whole_run()
+        finally:
+            service.close()
+    except AssertionError as error:
+        wrong.append(f"{cases[0]} and those after it: {error}")
+    finally:
+        try:
+            place.close()
+        except AssertionError as error:
+            wrong.append(f"{cases[0]} and those after it left something: {error}")
+    return wrong
+
+
+def chains(cases: Sequence[Case], length: int) -> Iterator[Sequence[Case]]:
+    for first in range(0, len(cases), length):
+        yield cases[first : first + length]

@@ -1,0 +1,54 @@
+"""Every process and connection of a run killed, stopped and cut at every step of the protocol, for every backend."""
+
+from __future__ import annotations
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from two_process.processes import Place
+
+from kvxfer import _native
+from kvxfer.backend.probe import MEASURES_NOTHING
+
+from .matrix import VICTIMS, Case, Service, Steps, chain, chains
+from .zygote import Zygote
+
+pytestmark = pytest.mark.slow
+
+BACKENDS = [name for name, _ in _native.backends() if name not in MEASURES_NOTHING and _native.probe(name).available]
+
+AT_ONCE = 16
+"""Chains of cases: most of them wait most of the time."""
+
+CHAIN = 8
+
+
+def faults(backend: str, steps: Steps) -> list[list[Case]]:
+    """Each victim with each signal, at every step of which it can know; a list for each pair of them."""
+    pairs = [(victim, number) for victim in VICTIMS for number in (signal.SIGSTOP, signal.SIGKILL)]
+    pairs += [("bench", signal.SIGINT), ("serve", signal.SIGINT)]
+    return [[Case(backend, *pair, step) for step in range(len(steps.labels))] for pair in pairs]
+
+
+def recorded(zygote: Zygote, place: Place, backend: str) -> Steps:
+    """The steps of a clean run; a second one has the same."""
+    service = Service(zygote, place, backend, "serve")
+    try:
+        first, second = service.whole_run(), service.whole_run()
+    finally:
+        service.close()
+    assert first == second
+    assert len(first) > 40
+    assert (first[0], first[-1]) == ("to serve: Hello", "to serve: Bye")
+    return Steps(first)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_fault_at_every_step(zygote: Zygote, place: Place, backend: str) -> None:
+    steps = recorded(zygote, place, backend)
+    pieces = [piece for cases in faults(backend, steps) for piece in chains(cases, CHAIN)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        wrong = [line for lines in pool.map(lambda cases: chain(zygote, cases, steps), pieces) for line in lines]
+    print(f"{backend}: {sum(map(len, pieces))} cases, {len(steps.labels)} steps")
+    assert not wrong, "\n".join(wrong)
