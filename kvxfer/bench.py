@@ -192,8 +192,7 @@ def _print_tables(document: dict[str, Any]) -> None:
 
 
 def _print_errors(outcome: Outcome) -> None:
-    for error in outcome.errors:
-        print(f"kvxfer bench: error: {plain(str(error))}", file=sys.stderr)
+    cli.complain(*(f"kvxfer bench: error: {plain(str(error))}" for error in outcome.errors))
 
 
 @contextlib.contextmanager

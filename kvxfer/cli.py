@@ -33,17 +33,14 @@ DEBUG = "--debug"
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
+NO_ROOM_TO_LOAD = ("failed to map segment", "cannot allocate memory")
+"""What the dynamic linker says when memory is too short for a library."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`kvxfer`: run the command named first. Returns the exit status."""
     words, debug = _take_debug(argv)
-    if not words or words[0] in ("--help", "-h", "help"):
-        print(_help(), file=sys.stdout if words else sys.stderr)
-        return ExitStatus.DONE if words else ExitStatus.USAGE
-    if words[0] == "--version":
-        print(f"kvxfer {__version__}")
-        return ExitStatus.DONE
-    return guarded(lambda: _dispatch(words[0], words[1:], debug), "kvxfer", debug)
+    return guarded(lambda: _dispatch(words, debug), "kvxfer", debug)
 
 
 def run(command: Callable[..., int | None], argv: Sequence[str] | None, prog: str) -> int:
@@ -52,26 +49,33 @@ def run(command: Callable[..., int | None], argv: Sequence[str] | None, prog: st
     The function returns None or an exit status; every error becomes one or two lines on stderr. A parameter annotated
     with typer.Context has in its `obj` the whole command line as a list of words.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's; unused here, and each costs time and address space
     words, debug = _take_debug(argv)
     return guarded(lambda: _run_typer(command, words, prog), prog, debug)
 
 
 def guarded(action: Callable[[], int | None], prog: str, debug: bool) -> int:
     """Run the action and turn what it raises into a line on stderr and an exit status; debug adds the traceback."""
-    _open_standard_streams()
     try:
+        _open_standard_streams()
         status = action()
         sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
         return int(status or ExitStatus.DONE)
     except (Exception, KeyboardInterrupt) as error:
         if debug:
-            traceback.print_exc()
+            complain(traceback.format_exc())
         if isinstance(error, OSError) and error.errno in (errno.EPIPE, *DISK_FULL):
             _silence_stdout()
         status, lines = _explain(error, prog)
-        for line in lines:
-            print(line, file=sys.stderr)
+        complain(*lines)
         return status
+
+
+def complain(*lines: str) -> None:
+    """Say it on standard error. That nobody reads it any more, or that its disk is full, changes no exit status."""
+    with contextlib.suppress(OSError):
+        for line in lines:
+            print(line, file=sys.stderr, flush=True)
 
 
 def end_in_order() -> None:
@@ -104,7 +108,17 @@ def _run_typer(command: Callable[..., int | None], words: list[str], prog: str) 
     return status
 
 
-def _dispatch(name: str, rest: list[str], debug: bool) -> int:
+def _dispatch(words: list[str], debug: bool) -> int:
+    if not words:
+        complain(_help())
+        return ExitStatus.USAGE
+    name, *rest = words
+    if name in ("--help", "-h", "help"):
+        print(_help())
+        return ExitStatus.DONE
+    if name == "--version":
+        print(f"kvxfer {__version__}")
+        return ExitStatus.DONE
     if name not in COMMANDS:
         what = "option" if name.startswith("-") else "command"
         raise UsageError(f"no {what} {quoted(name)}{did_you_mean(name, COMMANDS)}; commands are {', '.join(COMMANDS)}")
@@ -144,14 +158,25 @@ def _explain(error: BaseException, prog: str) -> tuple[int, list[str]]:
         return ExitStatus.INTERRUPTED, [f"{prog}: interrupted"]
     if isinstance(error, BrokenPipeError):  # whoever read our output wants no more of it
         return ExitStatus.UNEXPECTED, []
-    if isinstance(error, MemoryError):
+    if _is_short_of_memory(error):
         return ExitStatus.UNAVAILABLE, [f"{start} not enough memory; ask for fewer tokens or a smaller model"]
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return ExitStatus.UNAVAILABLE, [f"{start} cannot write: {error.strerror}; free some space"]
+    code = getattr(error, "errno", None)  # the system has them, and ZeroMQ
+    if code in (errno.EMFILE, errno.ENFILE):
+        return ExitStatus.UNAVAILABLE, [f"{start} too many open files; raise the limit (ulimit -n)"]
+    if code == errno.EAGAIN or (isinstance(error, RuntimeError) and "start new thread" in str(error)):
+        return ExitStatus.UNAVAILABLE, [f"{start} no more processes or threads; raise the limit (ulimit -u)"]
     if hasattr(error, "format_message"):  # typer's errors about options; their base class differs between its versions
         return ExitStatus.USAGE, [f"{start} {plain(error.format_message())}", f"{prog} --help lists the options"]
     what = plain(f"{type(error).__name__}: {error}")
     return ExitStatus.UNEXPECTED, [f"{prog}: unexpected failure: {what} (run again with {DEBUG} for the traceback)"]
+
+
+def _is_short_of_memory(error: BaseException) -> bool:
+    if isinstance(error, ImportError):
+        return any(words in str(error).lower() for words in NO_ROOM_TO_LOAD)
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
 
 
 def _open_standard_streams() -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -27,6 +29,10 @@ from kvxfer.control.messages import (
 from kvxfer.errors import PeerLostError, UnavailableError, UsageError
 
 MAX_MESSAGE_BYTES = 64 << 20
+ZMQ_THREADS = 4
+ZMQ_DESCRIPTORS = 16
+"""More than a context takes with a socket, its monitor and a connection."""
+
 CONNECT_S = 5.0
 """How long a client waits for the first answer."""
 
@@ -61,10 +67,32 @@ def split_host_port(text: str, option: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def _context() -> zmq.Context[zmq.Socket[bytes]]:
+    """libzmq ends the process when it gets no thread or descriptor, so whether there are any is tried before.
+
+    Raises RuntimeError when there is no thread, OSError when there is no descriptor.
+    """
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait) for _ in range(ZMQ_THREADS)]
+    started: list[threading.Thread] = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(ZMQ_DESCRIPTORS):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        try:
+            for thread in threads:
+                thread.start()
+                started.append(thread)
+        finally:
+            done.set()
+            for thread in started:
+                thread.join()
+    return zmq.Context()
+
+
 @contextlib.contextmanager
 def server_socket(endpoint: str, keys: KeyPair | None, allowed: frozenset[str]) -> Iterator[zmq.Socket[bytes]]:
     """A bound ROUTER socket that admits only clients with an allowed public key (anyone when keys is None)."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context = _context()
     authenticator = None
     socket = context.socket(zmq.ROUTER)
     try:
@@ -109,7 +137,7 @@ class Client:
 
     def __init__(self, endpoint: str, keys: KeyPair | None, server_key: str | None) -> None:
         self.name = endpoint.removeprefix("tcp://")
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = _context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 200)
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)

@@ -81,7 +81,7 @@ class Pipe:
         """Take what the socket holds; True when the other end is closed."""
         while True:
             try:
-                data = self._socket.recv(1 << 20)
+                data = self._socket.recv(1 << 16)
             except BlockingIOError:
                 return False
             except OSError:

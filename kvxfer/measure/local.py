@@ -29,16 +29,8 @@ def local_server() -> Iterator[str]:
     """Start one; yields its endpoint. It ends with the context, or by itself when this process dies."""
     directory = _private_directory()
     endpoint = f"ipc://{directory / 'control'}"
-    reader, writer = os.pipe()
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kvxfer.measure.local", endpoint, str(reader)],
-            pass_fds=[reader],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=None if "KVXFER_DEBUG" in os.environ else subprocess.DEVNULL,
-        )
-        os.close(reader)
+        process, writer = _start(endpoint)
         try:
             _await_start(process, directory / "control")
             yield endpoint
@@ -51,6 +43,25 @@ def local_server() -> Iterator[str]:
                 process.wait()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _start(endpoint: str) -> tuple[subprocess.Popen[bytes], int]:
+    """The process, and the descriptor with which it ends."""
+    reader, writer = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kvxfer.measure.local", endpoint, str(reader)],
+            pass_fds=[reader],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=None if "KVXFER_DEBUG" in os.environ else subprocess.DEVNULL,
+        )
+    except BaseException:
+        os.close(writer)
+        raise
+    finally:
+        os.close(reader)
+    return process, writer
 
 
 def _await_start(process: subprocess.Popen[bytes], control: Path) -> None:

@@ -34,8 +34,8 @@ class WorkerProcess:
                 stderr=None if "KVXFER_DEBUG" in os.environ else subprocess.DEVNULL,
             )
         self._pipe = Pipe(ours)
-        self._silence_s = START_S
         self._heard_at = time.monotonic()
+        self._has_started = False
         self._dead = False
 
     @property
@@ -62,13 +62,13 @@ class WorkerProcess:
             said = [m.decode_from_worker(data) for data in self._pipe.receive(0)]
         except PipeClosedError:
             self._dead = True
-            return [self._obituary(self._how_it_ended())]
+            return [self._how_it_ended()]
         if said:
-            self._heard_at, self._silence_s = time.monotonic(), m.SILENCE_S
+            self._heard_at, self._has_started = time.monotonic(), True
         elif self._dead:
-            return [self._obituary(self._how_it_ended())]
-        elif time.monotonic() - self._heard_at > self._silence_s:
-            return [self._obituary(f"has not answered for {self._silence_s:.0f} s")]
+            return [self._how_it_ended()]
+        elif time.monotonic() - self._heard_at > self._patience_s:
+            return [self._obituary(f"has not answered for {self._patience_s:.0f} s")]
         return [message for message in said if not isinstance(message, m.Heartbeat)]
 
     def end(self) -> None:
@@ -86,17 +86,25 @@ class WorkerProcess:
             return 0
         return (int(fields[11]) + int(fields[12])) * (1_000_000_000 // os.sysconf("SC_CLK_TCK"))
 
+    @property
+    def _patience_s(self) -> float:
+        return m.SILENCE_S if self._has_started else START_S
+
     def _obituary(self, how: str) -> m.Failed:
         return m.Failed(0, ExitStatus.PEER_LOST, f"the {self.side} worker {how}")
 
-    def _how_it_ended(self) -> str:
+    def _how_it_ended(self) -> m.Failed:
         try:
             code = self._process.wait(timeout=1)
         except subprocess.TimeoutExpired:
-            return "closed its connection"
+            return self._obituary("closed its connection")
         if code < 0:
             by = signal.Signals(-code)
-            return f"was killed by {by.name}" + (
-                " (the kernel does that when memory runs out)" if by == signal.SIGKILL else ""
-            )
-        return f"ended by itself with status {code}"
+            why = " (the kernel does that when memory runs out)" if by == signal.SIGKILL else ""
+            return self._obituary(f"was killed by {by.name}{why}")
+        if not self._has_started:
+            what = f"the {self.side} worker could not start; is there memory, a process, threads and files left for it?"
+            return m.Failed(0, ExitStatus.UNAVAILABLE, f"{what} KVXFER_DEBUG=1 shows why")
+        if code == ExitStatus.UNAVAILABLE:
+            return m.Failed(0, code, f"the {self.side} worker ran out of memory")
+        return self._obituary(f"ended by itself with status {code}")

@@ -6,13 +6,14 @@ fresh for every pair, so that setup is measured from nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -332,17 +333,28 @@ class Link:
         return m.decode_to_worker(self._waiting.pop(0))
 
     def _beat(self) -> None:
-        while True:
-            self.send(m.Heartbeat())
-            time.sleep(m.HEARTBEAT_S)
+        with _no_memory_told():
+            while True:
+                self.send(m.Heartbeat())
+                time.sleep(m.HEARTBEAT_S)
+
+
+@contextlib.contextmanager
+def _no_memory_told() -> Iterator[None]:
+    """When there is not even memory for a message, the exit status has to tell."""
+    try:
+        yield
+    except MemoryError:
+        os._exit(ExitStatus.UNAVAILABLE)
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the starter decides
     link = Link(int(sys.argv[1]))
     worker = Worker(sys.argv[2])
-    while (command := link.receive()) is not None:
-        link.send(_answer(worker, command))
+    with _no_memory_told():
+        while (command := link.receive()) is not None:
+            link.send(_answer(worker, command))
     # Not through the interpreter's end: threads of a backend may still wait for a peer that is gone.
     os._exit(0)
 

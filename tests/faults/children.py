@@ -21,6 +21,8 @@ from kvxfer.measure import pair
 from kvxfer.measure.process import WorkerProcess
 from kvxfer.measure.session import Session
 
+from . import spoiling
+
 SHORT_NS = 3_000_000_000
 """In place of the 10 s that connecting, preparing and a transfer that stands still may take."""
 
@@ -151,3 +153,10 @@ def _copy(source: socket.socket, sink: socket.socket) -> None:
         for one in (source, sink):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+
+
+def spoiling_relay(port: int, target: int, ready: str, rule: dict[str, Any]) -> int:
+    """Pass on what comes to the port, but for what the rule (a Spoil or Shuffle as a dict) says."""
+    kind = spoiling.Shuffle if "seed" in rule else spoiling.Spoil
+    spoiling.serve(port, target, Path(ready), kind(**rule))
+    return 0

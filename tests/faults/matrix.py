@@ -8,12 +8,13 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from two_process.processes import MARK, Place, children, wait_until
 
+from .spoiling import Shuffle, Spoil
 from .zygote import Forked, Zygote
 
 WITHIN_S = 20.0
@@ -73,6 +74,7 @@ class Service:
         self._backend = backend
         self._victim = victim
         self._relay: Forked | None = None
+        self._rule: Spoil | Shuffle | None = None  # what the relay does to the next run's data connections
         self._flat: tuple[int, int] | None = None
         self._begin()
 
@@ -99,7 +101,10 @@ class Service:
         data = self._victim == "data connections"
         port, target = (self._advertised, self._data) if data else (quiet_port(), self._port)
         ready = self._place.directory / f"ready-{secrets.token_hex(4)}"
-        self._relay = self._start("relay", port, target, str(ready))
+        if self._rule is None:
+            self._relay = self._start("relay", port, target, str(ready))
+        else:
+            self._relay = self._start("spoiling_relay", port, target, str(ready), asdict(self._rule))
         wait_until(ready.exists, 20, "the relay")
         if not data:
             self._peer = port
@@ -109,8 +114,8 @@ class Service:
             self._relay.close()
             self._relay = None
 
-    def bench(self, step: int | None, number: int = 0) -> tuple[Forked, Path]:
-        """A run that is hit by the signal at that step; and the file of its notes."""
+    def bench(self, step: int | None, number: int = 0, more: Sequence[str] = ()) -> tuple[Forked, Path]:
+        """A run that is hit by the signal at that step; and the file of its notes. Takes more options."""
         self._relayed()
         note = self._place.directory / f"note-{secrets.token_hex(4)}"
         note.touch()
@@ -119,7 +124,7 @@ class Service:
             pids[self._victim] = self._relay.pid
         plan = {"note": str(note), "step": step, "victim": self._victim, "signal": number, "pids": pids}
         words = ["--model", self._place.model, "--peer", f"127.0.0.1:{self._peer}", "--backend", self._backend]
-        return self._start("bench", [*words, *QUICKEST], plan), note
+        return self._start("bench", [*words, *QUICKEST, *more], plan), note
 
     def whole_run(self) -> list[str]:
         """An undisturbed run, which has to succeed; its steps."""
@@ -130,6 +135,17 @@ class Service:
         self._end_relay()
         self.settle()
         return note.read_text().splitlines()
+
+    def spoiled(self, rule: Spoil | Shuffle, *options: str, seconds: float = WITHIN_S) -> tuple[int | None, str]:
+        """What becomes of a run whose data connections go through a relay with that rule: status and stderr."""
+        self._rule = rule
+        bench, _ = self.bench(None, more=options)
+        status, err = bench.wait(seconds), bench.err
+        bench.close()
+        self._end_relay()
+        self._rule = None
+        self.settle()
+        return status, err
 
     def hit(self, steps: Steps, step: int, number: int) -> None:
         """A run with a fault; asserts that it ends as it should and leaves nothing. The next one follows at once."""

@@ -232,6 +232,16 @@ class Place:
     def start(self, module: str, *arguments: str, terminal: bool = False, **options: Any) -> Running:
         return self._start(Running, module, arguments, terminal, options)
 
+    def start_command(self, command: Sequence[str], **options: Any) -> Running:
+        """Any command, watched as the others are."""
+        running = Running(command, self.environment, False, **({"cwd": self.directory} | options))
+        self._running.append(running)
+        return running
+
+    def ended(self) -> list[Done]:
+        """What was started and has ended by now."""
+        return [one.wait(0) for one in self._running if one.process.poll() is not None]
+
     def start_bench(self, *arguments: str, terminal: bool = False, **options: Any) -> Running:
         """A bench of the tiny model, 70 tokens, quick; arguments that come later win."""
         usual = ("--model", self.model, "--tokens", "70", *QUICK)

@@ -1,0 +1,64 @@
+"""What serve holds stays the same over hundreds of runs: memory, descriptors, threads, children."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+from two_process.processes import Place, children
+
+from kvxfer.cache.spec import CacheSpec
+from kvxfer.control.channel import Client
+from kvxfer.measure.pair import Pair
+from kvxfer.measure.request import Effort, Row, tables
+from kvxfer.measure.session import open_session
+from kvxfer.model.dtypes import resolve_dtype
+from kvxfer.model.presets import load_model
+
+from .matrix import held_by
+from .test_steps import BACKENDS
+
+pytestmark = pytest.mark.slow
+
+RUNS = 500
+WINDOWS = (slice(50, 100), slice(RUNS - 50, RUNS))
+"""Runs whose medians are compared: the very first ones import and fill caches."""
+
+SLACK_KIB = 1024
+"""The allocator's caches grow by half of that; after a thousand clients they grow no more."""
+
+
+def private_kib(pid: int) -> int:
+    """Memory that this process alone has."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return sum(int(number) for number in re.findall(r"^Private_\w+: +(\d+) kB", text, re.MULTILINE))
+
+
+def run(address: str, row: Row, effort: Effort) -> None:
+    """A client comes, sets a pair of workers up to its first verified transfer, and goes."""
+    with open_session(Client(f"tcp://{address}", None, None)) as session:
+        pair = Pair(session, 0, row, tables(row, 1), effort, "127.0.0.1")
+        pair.set_up()
+        assert pair.verified_bytes == row.bytes
+        pair.end()
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:1])
+def test_nothing_grows_in_serve(place: Place, backend: str) -> None:
+    """Serve itself is the same for every backend: what a backend holds ends with its worker."""
+    server = place.serve()
+    row = Row(CacheSpec(load_model(place.model), resolve_dtype("bf16"), 16, 1, "nhd"), backend, "push", 16)
+    effort = Effort()
+    memory, held = [], []
+    for _ in range(RUNS):
+        run(server.address, row, effort)
+        memory.append(private_kib(server.pid))
+        held.append((*held_by(server.pid), len(children(server.pid))))
+    assert server.err.count("the run is over: the client is done") >= RUNS - 1
+    early, late = (statistics.median(memory[window]) for window in WINDOWS)
+    print(f"{RUNS} runs: {early} KiB, then {late}; {held[-1]} descriptors, threads, children")
+    assert late - early < SLACK_KIB, f"serve grew by {late - early} KiB in {RUNS} runs"
+    first, last = (list(map(statistics.median, zip(*held[window], strict=True))) for window in WINDOWS)
+    assert first == last, "descriptors, threads and children"

@@ -1,0 +1,181 @@
+"""What surrounds a run and is not its peer: the clock of the day, the terminal, who reads the output, the disk."""
+
+from __future__ import annotations
+
+import ast
+import fcntl
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from two_process.processes import QUICK, Place, prefill_worker
+
+import kvxfer
+from kvxfer import _native
+
+pytestmark = pytest.mark.slow
+
+# --- a clock that is set during a run
+
+
+WALL_CLOCK = {"time.time", "time.time_ns", "time.ctime", "datetime.now", "datetime.utcnow", "datetime.today"}
+
+
+def wall_clock_calls(tree: ast.Module) -> list[str]:
+    """The statements that read the clock of the day."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [ast.unparse(call) for call in calls if ast.unparse(call.func) in WALL_CLOCK]
+
+
+def test_python_reads_the_clock_of_the_day_only_for_a_date() -> None:
+    """What waits, waits by the monotonic clock, as the standard library and ZeroMQ do."""
+    found = {}
+    for path in sorted(Path(kvxfer.__file__).parent.rglob("*.py")):
+        text = path.read_text()
+        assert "CLOCK_REALTIME" not in text, path
+        calls = wall_clock_calls(ast.parse(text))
+        if calls:
+            found[path.name] = calls
+            assert text.count('"created_utc": datetime.now(') == len(calls), path
+    assert set(found) == {"run.py", "plan.py", "model_command.py"}
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="nm (binutils)")
+def test_native_code_cannot_wait_by_the_clock_of_the_day() -> None:
+    """None of the functions is linked that would: a condition variable's timed wait has its clock in its name."""
+    symbols = subprocess.run(["nm", "-D", "-u", _native.__file__], capture_output=True, text=True, check=True).stdout
+    names = [line.split()[-1].split("@")[0] for line in symbols.splitlines()]
+    assert "pthread_cond_clockwait" in names
+    by_the_day = ("pthread_cond_timedwait", "gettimeofday", "time", "ftime", "timespec_get", "sem_timedwait")
+    assert not [name for name in names if name in by_the_day or "system_clock" in name]
+
+
+# --- a terminal that is resized
+
+
+def test_a_terminal_resized_while_progress_is_shown(place: Place) -> None:
+    bench = place.start_bench("--max-seconds", "1.5", "--min-samples", "1000000", terminal=True)
+    bench.says(" samples", times=2)
+    for columns in (20, 3, 200, 1, 80):
+        with open(f"/proc/{bench.pid}/fd/2", "wb", buffering=0) as terminal:
+            fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 5, columns, 0, 0))
+        bench.signal(signal.SIGWINCH)
+        time.sleep(0.1)  # a step of progress in this size
+    done = bench.wait()
+    assert done.status == 0, done
+    assert "Traceback" not in bench.err
+
+
+# --- signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_serve_ends_in_order_with_nobody_there(place: Place, number: int) -> None:
+    server = place.serve()
+    server.signal(number)
+    done = server.wait(5)
+    assert (done.status, done.err.splitlines()[-1]) == (130, "kvxfer serve: interrupted")
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_bench_of_its_own_ends_in_order(place: Place, number: int) -> None:
+    bench = place.start_bench("--max-seconds", "30", "--min-samples", "1000000", terminal=True)
+    bench.says(" samples", times=2)
+    bench.signal(number)
+    done = bench.wait(10)
+    assert (done.status, done.err.strip()) == (130, "kvxfer bench: interrupted")
+    place.left_alone()
+
+
+# --- who reads the output
+
+
+def shell(place: Place, script: str) -> tuple[int, str]:
+    """A bash script in which $KVXFER is the command and $BENCH a quick bench; its status and stderr."""
+    python = f"{sys.executable} -m"
+    environment = place.environment | {
+        "KVXFER": f"{python} kvxfer.cli",
+        "BENCH": f"{python} kvxfer.bench --model {place.model} --tokens 16 {' '.join(QUICK)}",
+    }
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "says"),
+    [
+        ("$BENCH | head -n 1 >/dev/null; exit ${PIPESTATUS[0]}", {1}, ""),  # the rest of the tables had no reader
+        ("$BENCH | true; exit ${PIPESTATUS[0]}", {1}, ""),
+        ("$BENCH >&-", {0}, ""),
+        ("$BENCH <&- >&- 2>&-", {0}, ""),
+        ("$BENCH 2>&- >/dev/null", {0}, ""),
+        ("$BENCH >/dev/full", {3}, "No space left"),
+        ("$BENCH --op pusch 2>&-", {2}, ""),
+        ("$BENCH --op pusch 2>/dev/full", {2}, ""),
+        ("($BENCH --op pusch) 2>&1 >/dev/null | true; exit ${PIPESTATUS[0]}", {2}, ""),
+        ("$KVXFER --help | true; exit ${PIPESTATUS[0]}", {0, 1}, ""),
+        ("$KVXFER --help >/dev/full", {3}, "No space left"),
+        ("$KVXFER --version >&-", {0}, ""),
+        ("$KVXFER plan --model 8b | true; exit ${PIPESTATUS[0]}", {0, 1}, ""),
+    ],
+)
+def test_output_that_goes_nowhere(place: Place, script: str, status: Sequence[int], says: str) -> None:
+    ended, err = shell(place, script)
+    assert ended in status, err
+    assert says in err
+    assert len(err.splitlines()) == bool(says), err
+    place.left_alone()
+
+
+def test_an_error_that_nobody_reads_keeps_its_status(place: Place) -> None:
+    """A lost peer is 5, whether or not anyone is told."""
+    reader, writer = os.pipe()
+
+    def broken_stderr() -> None:
+        os.dup2(writer, 2)
+
+    bench = place.start_bench("--max-seconds", "30", "--min-samples", "1000000", preexec_fn=broken_stderr)
+    os.close(writer)
+    os.close(reader)
+    os.kill(prefill_worker(bench), signal.SIGKILL)
+    assert bench.wait().status in (3, 5)  # 3: it had not even started
+
+
+# --- the file of the result
+
+
+def test_a_result_that_cannot_be_written_is_told_before_the_run(place: Place) -> None:
+    done = place.bench("--json", "/proc/result.json")
+    done.failed(3, "/proc/result.json", "give another path")
+    assert done.out == ""
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_without_permission(place: Place) -> None:
+    directory = place.directory / "sealed"
+    directory.mkdir(mode=0o500)
+    place.bench("--json", str(directory / "result.json")).failed(3, "Permission denied")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_old_result_survives_a_run_that_is_ended(place: Place, number: int) -> None:
+    path = place.directory / "result.json"
+    path.write_text("old")
+    bench = place.start_bench("--max-seconds", "30", "--min-samples", "1000000", "--json", str(path), terminal=True)
+    bench.says(" samples", times=2)
+    bench.signal(number)
+    bench.wait(10)
+    assert path.read_text() == "old"
+    assert [one.name for one in place.directory.iterdir() if one.name.startswith(".kvxfer")] == []
+    place.left_alone()
+    place.bench("--json", str(path), "--quiet")
+    assert json.loads(path.read_text())["exit_status"] == 0
