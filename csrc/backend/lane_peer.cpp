@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 namespace kvxfer {
 
@@ -137,7 +138,7 @@ void LanePeer::close() noexcept {
     const std::lock_guard lock(mutex_);
     first = !stopping_;
     stopping_ = true;
-    if (lost_.empty()) lost_ = "this side closed the connection";
+    if (lost_.empty()) set_lost("this side closed the connection");
     if (first) end_open_transfers();
   }
   changed_.notify_all();
@@ -167,12 +168,20 @@ void LanePeer::emit_local(std::uint64_t tag) { events_.push({tag, EventKind::loc
 
 void LanePeer::emit_error(std::uint64_t tag) { events_.push_last({tag, EventKind::error, id_, now_ns()}); }
 
-void LanePeer::fail(const std::string& why) {
+void LanePeer::set_lost(std::string_view why) noexcept {
+  try {
+    lost_ = why;
+  } catch (const std::bad_alloc&) {
+    lost_ = "no memory";  // fits into the string itself
+  }
+}
+
+void LanePeer::fail(std::string_view why) {
   {
     const std::lock_guard lock(mutex_);
     if (stopping_) return;
     stopping_ = true;
-    lost_ = why;
+    set_lost(why);
     end_open_transfers();
   }
   changed_.notify_all();

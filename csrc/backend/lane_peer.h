@@ -11,6 +11,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -135,7 +136,7 @@ class LanePeer : public Peer {
   void emit_error(std::uint64_t tag);  // the end of a transfer when the peer is lost; safe with mutex_ held
   // The peer is gone (or breaks the protocol): tells the application, wakes and ends every thread. Safe from any
   // thread.
-  void fail(const std::string& why);
+  void fail(std::string_view why);
   void require_alive() const;
   LanePlan* plan(std::uint32_t id);  // nullptr when there is none; with mutex_ held
 
@@ -145,6 +146,7 @@ class LanePeer : public Peer {
   bool stopping_ = false;  // under mutex_
 
  private:
+  void set_lost(std::string_view why) noexcept;  // with mutex_ held
   void read_notices();
   void say_bye() noexcept;
   std::string receive_notice(const Notice& notice);

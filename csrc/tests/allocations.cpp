@@ -10,16 +10,28 @@
 
 namespace {
 std::atomic<std::uint64_t> count{0};
-}
+std::atomic<std::uint64_t> granted{0};  // so many more, and the one after them is refused
+std::atomic<bool> refusing{false};
+
+bool refused() { return refusing.load() && granted.fetch_sub(1) == 0 && refusing.exchange(false); }
+}  // namespace
 
 namespace kvxfer::test {
 std::uint64_t allocations() { return count.load(); }
+
+bool refuse_allocation(std::uint64_t n) {
+  const bool was_refusing = refusing.exchange(false);
+  granted = n - 1;
+  refusing = n > 0;
+  return !was_refusing;
+}
 }  // namespace kvxfer::test
 
 #ifdef KVXFER_COUNTS_NEW_ONLY
 
 void* operator new(std::size_t bytes) {
   ++count;
+  if (refused()) throw std::bad_alloc();
   if (void* made = std::malloc(bytes > 0 ? bytes : 1)) return made;
   throw std::bad_alloc();
 }
