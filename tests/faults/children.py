@@ -128,12 +128,16 @@ def serve(words: list[str]) -> int:
 
 
 def relay(port: int, target: int, ready: str) -> int:
-    """Pass on what comes to the port until killed: then its connections break; or until stopped: then they stall."""
+    """Pass on what comes to the port until killed: then its connections break; or until stopped: then they stall.
+
+    The file `ready` is there once it listens, and holds something once anyone has come.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = socket.create_server(("127.0.0.1", port))
     Path(ready).touch()
     while True:
         one, _ = listener.accept()
+        Path(ready).write_text("used")
         try:
             other = socket.create_connection(("127.0.0.1", target))
         except OSError:

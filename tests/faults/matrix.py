@@ -100,7 +100,7 @@ class Service:
             return
         data = self._victim == "data connections"
         port, target = (self._advertised, self._data) if data else (quiet_port(), self._port)
-        ready = self._place.directory / f"ready-{secrets.token_hex(4)}"
+        ready = self._ready = self._place.directory / f"ready-{secrets.token_hex(4)}"
         if self._rule is None:
             self._relay = self._start("relay", port, target, str(ready))
         else:
@@ -135,6 +135,10 @@ class Service:
         self._end_relay()
         self.settle()
         return note.read_text().splitlines()
+
+    def relay_used(self) -> bool:
+        """Whether anything of the last run went through the relay: data within one host needs no port."""
+        return self._ready.read_text() != ""
 
     def spoiled(self, rule: Spoil | Shuffle, *options: str, seconds: float = WITHIN_S) -> tuple[int | None, str]:
         """What becomes of a run whose data connections go through a relay with that rule: status and stderr."""

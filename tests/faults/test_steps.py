@@ -24,30 +24,33 @@ AT_ONCE = 16
 CHAIN = 8
 
 
-def faults(backend: str, steps: Steps) -> list[list[Case]]:
+def faults(backend: str, steps: Steps, over_a_port: bool) -> list[list[Case]]:
     """Each victim with each signal, at every step of which it can know; a list for each pair of them."""
-    pairs = [(victim, number) for victim in VICTIMS for number in (signal.SIGSTOP, signal.SIGKILL)]
+    victims = [one for one in VICTIMS if over_a_port or one != "data connections"]
+    pairs = [(victim, number) for victim in victims for number in (signal.SIGSTOP, signal.SIGKILL)]
     pairs += [("bench", signal.SIGINT), ("serve", signal.SIGINT)]
     return [[Case(backend, *pair, step) for step in range(len(steps.labels))] for pair in pairs]
 
 
-def recorded(zygote: Zygote, place: Place, backend: str) -> Steps:
-    """The steps of a clean run; a second one has the same."""
-    service = Service(zygote, place, backend, "serve")
+def recorded(zygote: Zygote, place: Place, backend: str) -> tuple[Steps, bool]:
+    """The steps of a clean run, and whether its data went over a port. A second one has the same steps."""
+    service = Service(zygote, place, backend, "data connections")
     try:
         first, second = service.whole_run(), service.whole_run()
+        over_a_port = service.relay_used()
     finally:
         service.close()
     assert first == second
     assert len(first) > 40
     assert (first[0], first[-1]) == ("to serve: Hello", "to serve: Bye")
-    return Steps(first)
+    return Steps(first), over_a_port
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_fault_at_every_step(zygote: Zygote, place: Place, backend: str) -> None:
-    steps = recorded(zygote, place, backend)
-    pieces = [piece for cases in faults(backend, steps) for piece in chains(cases, CHAIN)]
+    steps, over_a_port = recorded(zygote, place, backend)
+    assert over_a_port or backend != "tcp"
+    pieces = [piece for cases in faults(backend, steps, over_a_port) for piece in chains(cases, CHAIN)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         wrong = [line for lines in pool.map(lambda cases: chain(zygote, cases, steps), pieces) for line in lines]
     print(f"{backend}: {sum(map(len, pieces))} cases, {len(steps.labels)} steps")
