@@ -4,6 +4,7 @@
 #include <array>
 #include <exception>
 #include <new>
+#include <system_error>
 
 #include "tests/allocations.h"
 #include "tests/check.h"
@@ -20,13 +21,19 @@ void both(Context& a, Context& b, const A& of_a, const B& of_b) {
   const auto guarded = [&](const auto& body) {
     try {
       body();
+    } catch (const std::system_error&) {
+      throw Failure("a system_error where an Error belongs");
     } catch (...) {
       a.close();
       b.close();
       throw;
     }
   };
-  together([&] { guarded(of_a); }, [&] { guarded(of_b); });
+  try {
+    together([&] { guarded(of_a); }, [&] { guarded(of_b); });
+  } catch (const std::system_error&) {  // no memory for the test's own thread
+    throw std::bad_alloc();
+  }
 }
 
 // Keeps what comes before it, but for the end of a transfer or of the peer: that throws.

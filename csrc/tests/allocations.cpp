@@ -1,6 +1,7 @@
 #include "tests/allocations.h"
 
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <new>
 
@@ -47,22 +48,19 @@ void* __libc_calloc(std::size_t n, std::size_t bytes);
 void* __libc_realloc(void* made, std::size_t bytes);
 void* __libc_memalign(std::size_t alignment, std::size_t bytes);
 
-void* malloc(std::size_t bytes) {
-  ++count;
-  return __libc_malloc(bytes);
-}
-void* calloc(std::size_t n, std::size_t bytes) {
-  ++count;
-  return __libc_calloc(n, bytes);
-}
-void* realloc(void* made, std::size_t bytes) {
-  ++count;
-  return __libc_realloc(made, bytes);
-}
-void* aligned_alloc(std::size_t alignment, std::size_t bytes) {
-  ++count;
-  return __libc_memalign(alignment, bytes);
-}
+// Refusing malloc(bytes) is what a full memory does: operator new throws then, and the C library says ENOMEM.
+#define KVXFER_COUNTED(call)     \
+  do {                           \
+    ++count;                     \
+    if (!refused()) return call; \
+    errno = ENOMEM;              \
+    return nullptr;              \
+  } while (false)
+
+void* malloc(std::size_t bytes) { KVXFER_COUNTED(__libc_malloc(bytes)); }
+void* calloc(std::size_t n, std::size_t bytes) { KVXFER_COUNTED(__libc_calloc(n, bytes)); }
+void* realloc(void* made, std::size_t bytes) { KVXFER_COUNTED(__libc_realloc(made, bytes)); }
+void* aligned_alloc(std::size_t alignment, std::size_t bytes) { KVXFER_COUNTED(__libc_memalign(alignment, bytes)); }
 }
 
 #endif

@@ -8,8 +8,8 @@ namespace kvxfer::test {
 
 std::uint64_t allocations();
 
-// The n-th operator new from now on, of any thread, throws std::bad_alloc, and none after it; 0: none at all. Returns
-// whether the one named before was refused.
+// The n-th of them from now on, of any thread, is refused, and none after it; 0: none at all. Returns whether the one
+// named before was refused.
 bool refuse_allocation(std::uint64_t n);
 
 }  // namespace kvxfer::test
