@@ -129,7 +129,7 @@ def rotation(row: Row) -> list[BlockTables]:
         each = [scatter(blocks, 1, 1, fragmentation, row.seed + group) for fragmentation in FRAGMENTATIONS]
         prefill = np.concatenate([one.prefill for one in each])
         decode = np.concatenate([one.decode for one in each])
-        tables.append(BlockTables(prefill, decode, blocks, 1))
+        tables.append(BlockTables(prefill, decode, blocks))
     return tables
 
 
