@@ -25,6 +25,7 @@
 
 #include "backend/clock.h"
 #include "backend/error.h"
+#include "memory/mapping.h"
 
 namespace kvxfer {
 
@@ -62,6 +63,7 @@ struct Capabilities {
   std::uint32_t max_inflight = 1;  // open transfers per peer; one more throws Error(unavailable)
   Confirms push_confirmed_by = Confirms::target;
   std::vector<MemoryKind> memory{MemoryKind::host};
+  Backing backing = Backing::anonymous;  // what allocate() makes host memory of
 };
 
 enum class EventKind : std::uint8_t { armed, local, confirmed, delivered, released, cancelled, error, peer_lost };
@@ -104,7 +106,8 @@ class Context {
   virtual ~Context() = default;
   virtual const Capabilities& capabilities() const = 0;
 
-  // Memory that this engine likes best, and memory of others. Throws Error(unavailable) when there is not enough.
+  // Memory that this engine likes best (on a NUMA node, or with -1 wherever the kernel puts it), and memory of others.
+  // Throws Error(unavailable) when there is not enough, or no such node.
   virtual Region allocate(std::uint64_t bytes, MemoryKind kind, int numa) = 0;
   virtual Region register_memory(std::byte* address, std::uint64_t bytes, MemoryKind kind) = 0;
 

@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,8 +18,11 @@
 #include <bit>
 #include <cerrno>
 #include <charconv>
+#include <cstddef>
+#include <cstdio>
 #include <cstring>
 #include <memory>
+#include <string_view>
 
 namespace kvxfer {
 
@@ -50,6 +54,21 @@ struct Address {
   socklen_t length = 0;
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
+
+constexpr std::string_view local_scheme = "unix:";
+
+// Of unix:@name: an abstract name, which begins with a zero byte and needs no file.
+Address local_address(const std::string& endpoint) {
+  Address address;
+  auto* local = reinterpret_cast<sockaddr_un*>(&address.storage);
+  const std::string name = endpoint.substr(local_scheme.size());
+  if (name.size() < 2 || name[0] != '@' || name.size() > sizeof local->sun_path)
+    throw Error(Fault::usage, "'" + endpoint + "' is no endpoint; unix:@name is");
+  local->sun_family = AF_UNIX;
+  std::memcpy(local->sun_path + 1, name.data() + 1, name.size() - 1);
+  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
+  return address;
+}
 
 // At least one.
 std::vector<Address> resolve(const std::string& host, const std::string& port, bool passive, Fault fault) {
@@ -87,6 +106,19 @@ std::pair<std::string, std::string> split_endpoint(const std::string& endpoint) 
   return {host, std::to_string(port)};
 }
 
+std::uint64_t random_number() {
+  std::uint64_t number = 0;
+  if (::getrandom(&number, sizeof number, 0) != sizeof number)
+    throw system_error(Fault::unavailable, "no random number", errno);
+  return number;
+}
+
+std::string hexadecimal(std::uint64_t number) {
+  std::array<char, 17> text{};
+  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(number));
+  return text.data();
+}
+
 void set_blocking(int fd, bool blocking) {
   const int flags = ::fcntl(fd, F_GETFL);
   ::fcntl(fd, F_SETFL, blocking ? flags & ~O_NONBLOCK : flags | O_NONBLOCK);
@@ -95,6 +127,28 @@ void set_blocking(int fd, bool blocking) {
 void set_no_delay(int fd) {
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+Socket listening_socket(const Address& local, const std::string& name) {
+  Socket socket(::socket(local.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket.open()) throw system_error(Fault::unavailable, "no socket", errno);
+  const int on = 1;
+  ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (::bind(socket.fd(), local.get(), local.length) != 0 || ::listen(socket.fd(), SOMAXCONN) != 0)
+    throw system_error(Fault::unavailable, "cannot listen on " + name, errno);
+  return socket;
+}
+
+std::string endpoint_of(int fd) {
+  Address local;
+  local.length = sizeof local.storage;
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&local.storage), &local.length);
+  std::array<char, NI_MAXHOST> host{};
+  std::array<char, NI_MAXSERV> port{};
+  ::getnameinfo(local.get(), local.length, host.data(), host.size(), port.data(), port.size(),
+                NI_NUMERICHOST | NI_NUMERICSERV);
+  const std::string name = host.data();
+  return (local.storage.ss_family == AF_INET6 ? "[" + name + "]" : name) + ":" + port.data();
 }
 
 // 0 when `fd` is ready for `events`, else an error code; ETIMEDOUT at the deadline, ECANCELED once `interrupt` is
@@ -132,16 +186,34 @@ bool same_token(const char* a, const std::string& b) {
   return difference == 0;
 }
 
-// Advances over `done` bytes; returns how many leading entries are used up.
-std::size_t advance(iovec* vectors, std::size_t count, std::size_t done) {
-  std::size_t used = 0;
-  while (used < count && done >= vectors[used].iov_len) done -= vectors[used++].iov_len;
-  if (used < count) {
-    vectors[used].iov_base = static_cast<char*>(vectors[used].iov_base) + done;
-    vectors[used].iov_len -= done;
+// Room for the control message that carries one descriptor.
+struct OneDescriptor {
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> bytes{};
+
+  void put(int descriptor, msghdr& message) {
+    message.msg_control = bytes.data();
+    message.msg_controllen = bytes.size();
+    cmsghdr* head = CMSG_FIRSTHDR(&message);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(sizeof descriptor);
+    std::memcpy(CMSG_DATA(head), &descriptor, sizeof descriptor);
   }
-  return used;
-}
+  void offer(msghdr& message) {
+    message.msg_control = bytes.data();
+    message.msg_controllen = CMSG_LEN(sizeof(int));  // not one byte more, or the kernel takes that for a second one
+  }
+  // Closed with the socket that is returned; not open when none came.
+  static Socket take(msghdr& message) {
+    const cmsghdr* head = CMSG_FIRSTHDR(&message);
+    if (head == nullptr || head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS ||
+        head->cmsg_len != CMSG_LEN(sizeof(int)))
+      return {};
+    int descriptor = -1;
+    std::memcpy(&descriptor, CMSG_DATA(head), sizeof descriptor);
+    return Socket(descriptor);
+  }
+};
 
 template <typename Call>
 int all_vectors(iovec* vectors, std::size_t count, const Call& call) {
@@ -160,6 +232,16 @@ int all_vectors(iovec* vectors, std::size_t count, const Call& call) {
 
 }  // namespace
 
+std::size_t advance(iovec* vectors, std::size_t count, std::size_t done) {
+  std::size_t used = 0;
+  while (used < count && done >= vectors[used].iov_len) done -= vectors[used++].iov_len;
+  if (used < count) {
+    vectors[used].iov_base = static_cast<char*>(vectors[used].iov_base) + done;
+    vectors[used].iov_len -= done;
+  }
+  return used;
+}
+
 Socket::~Socket() {
   if (fd_ >= 0) ::close(fd_);
 }
@@ -168,12 +250,16 @@ void Socket::shut() const {
   if (fd_ >= 0) ::shutdown(fd_, SHUT_RDWR);
 }
 
-int send_vectors(int fd, iovec* vectors, std::size_t count) {
-  return all_vectors(vectors, count, [fd](iovec* from, std::size_t n) {
+int send_vectors(int fd, iovec* vectors, std::size_t count, int descriptor) {
+  return all_vectors(vectors, count, [fd, &descriptor](iovec* from, std::size_t n) {
     msghdr message{};
     message.msg_iov = from;
     message.msg_iovlen = n;
-    return ::sendmsg(fd, &message, MSG_NOSIGNAL);
+    OneDescriptor room;
+    if (descriptor >= 0) room.put(descriptor, message);
+    const ssize_t sent = ::sendmsg(fd, &message, MSG_NOSIGNAL);
+    if (sent > 0) descriptor = -1;  // it has gone with these bytes
+    return sent;
   });
 }
 
@@ -183,6 +269,22 @@ int receive_vectors(int fd, iovec* vectors, std::size_t count) {
     message.msg_iov = into;
     message.msg_iovlen = n;
     return ::recvmsg(fd, &message, 0);
+  });
+}
+
+int receive_with_descriptor(int fd, void* data, std::size_t bytes, Socket& into) {
+  into = Socket();
+  iovec vector{data, bytes};
+  return all_vectors(&vector, 1, [fd, &into](iovec* to, std::size_t n) {
+    msghdr message{};
+    message.msg_iov = to;
+    message.msg_iovlen = n;
+    OneDescriptor room;
+    room.offer(message);
+    const ssize_t got = ::recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+    if (got > 0)
+      if (Socket came = OneDescriptor::take(message); came.open() && !into.open()) into = std::move(came);
+    return got;
   });
 }
 
@@ -235,26 +337,21 @@ struct LaneListener::Client {
 LaneListener::LaneListener(const std::string& address, std::uint16_t port, std::string token)
     : token_(std::move(token)) {
   const Address local = resolve(address, std::to_string(port), true, Fault::unavailable).front();
-  socket_ = Socket(::socket(local.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket_.open()) throw system_error(Fault::unavailable, "no socket", errno);
-  const int on = 1;
-  ::setsockopt(socket_.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (::bind(socket_.fd(), local.get(), local.length) != 0 || ::listen(socket_.fd(), SOMAXCONN) != 0)
-    throw system_error(Fault::unavailable, "cannot listen on " + address + " port " + std::to_string(port), errno);
-  wake_ = Socket(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_.open()) throw system_error(Fault::unavailable, "no event descriptor (eventfd)", errno);
+  socket_ = listening_socket(local, address + " port " + std::to_string(port));
+  endpoint_ = endpoint_of(socket_.fd());
+  prepare_wake();
 }
 
-std::string LaneListener::endpoint() const {
-  Address local;
-  local.length = sizeof local.storage;
-  ::getsockname(socket_.fd(), reinterpret_cast<sockaddr*>(&local.storage), &local.length);
-  std::array<char, NI_MAXHOST> host{};
-  std::array<char, NI_MAXSERV> port{};
-  ::getnameinfo(local.get(), local.length, host.data(), host.size(), port.data(), port.size(),
-                NI_NUMERICHOST | NI_NUMERICSERV);
-  const std::string name = host.data();
-  return (local.storage.ss_family == AF_INET6 ? "[" + name + "]" : name) + ":" + port.data();
+LaneListener::LaneListener(std::string token) : token_(std::move(token)) {
+  endpoint_ = std::string(local_scheme) + "@kvxfer-";
+  for (int word = 0; word < 2; ++word) endpoint_ += hexadecimal(random_number());
+  socket_ = listening_socket(local_address(endpoint_), endpoint_);
+  prepare_wake();
+}
+
+void LaneListener::prepare_wake() {
+  wake_ = Socket(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_.open()) throw system_error(Fault::unavailable, "no event descriptor (eventfd)", errno);
 }
 
 void LaneListener::interrupt() const {
@@ -346,6 +443,10 @@ int connect_socket(const Address& address, Deadline deadline, int interrupt, Soc
   Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.open()) return errno;
   int code = ::connect(socket.fd(), address.get(), address.length) == 0 ? 0 : errno;
+  // A Unix listener whose queue is full: there is nothing to wait on.
+  for (; code == EAGAIN && !deadline.passed();
+       code = ::connect(socket.fd(), address.get(), address.length) == 0 ? 0 : errno)
+    ::poll(nullptr, 0, 1);
   if (code == EINPROGRESS || code == EINTR) {
     code = wait_for(socket.fd(), POLLOUT, deadline, interrupt);
     if (code == 0) {
@@ -373,16 +474,20 @@ Socket connect_any(const std::vector<Address>& addresses, const std::string& end
   throw system_error(Fault::peer_lost, "cannot connect to the peer's data port at " + endpoint, first_code);
 }
 
+std::vector<Address> addresses_of(const std::string& endpoint) {
+  if (is_local(endpoint)) return {local_address(endpoint)};
+  const auto [host, port] = split_endpoint(endpoint);
+  return resolve(host, port, false, Fault::peer_lost);
+}
+
 }  // namespace
+
+bool is_local(const std::string& endpoint) { return endpoint.starts_with(local_scheme); }
 
 std::vector<Socket> connect_lanes(const std::string& endpoint, const std::string& token, std::uint16_t count,
                                   Deadline deadline, int interrupt) {
-  const auto [host, port] = split_endpoint(endpoint);
-  const std::vector<Address> addresses = resolve(host, port, false, Fault::peer_lost);
-  std::uint64_t client = 0;
-  if (::getrandom(&client, sizeof client, 0) != sizeof client)
-    throw system_error(Fault::unavailable, "no random number", errno);
-
+  const std::vector<Address> addresses = addresses_of(endpoint);
+  const std::uint64_t client = random_number();
   std::vector<Socket> lanes;
   for (std::uint16_t lane = 0; lane < count; ++lane) {
     lanes.push_back(connect_any(addresses, endpoint, deadline, interrupt));

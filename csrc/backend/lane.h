@@ -1,4 +1,5 @@
-// Lanes: authenticated TCP connections between two contexts, for backends that have no wire-up of their own.
+// Lanes: authenticated connections between two contexts, for backends that have no wire-up of their own: TCP, or on one
+// host Unix sockets, which carry descriptors too.
 //
 // A client opens all lanes of a peer at once; several clients may do so at the same time. Each begins with the 32-byte
 // token that both sides got over the control channel; the listener compares it before it reads, parses or allocates
@@ -43,17 +44,23 @@ class Socket {
 // Blocking transfers of whole buffers. 0, or the error code; a closed connection is ECONNRESET.
 int send_all(int fd, const void* data, std::size_t bytes);
 int receive_all(int fd, void* data, std::size_t bytes);
-// Both consume `vectors` (entries are advanced).
-int send_vectors(int fd, iovec* vectors, std::size_t count);
+// Both consume `vectors` (entries are advanced). A descriptor goes with the first byte, over Unix sockets only.
+int send_vectors(int fd, iovec* vectors, std::size_t count, int descriptor = -1);
 int receive_vectors(int fd, iovec* vectors, std::size_t count);
+// receive_all that keeps a descriptor which came along; what `into` held is closed. A second one is dropped.
+int receive_with_descriptor(int fd, void* data, std::size_t bytes, Socket& into);
+// Advances over the first `done` bytes; returns how many leading entries are used up, empty ones included.
+std::size_t advance(iovec* vectors, std::size_t count, std::size_t done);
 
 class LaneListener {
  public:
   // Throws Error(unavailable) when the address or port cannot be had.
   LaneListener(const std::string& address, std::uint16_t port, std::string token);
+  // On an abstract Unix socket of a random name: for processes of this network namespace, and gone with the descriptor.
+  explicit LaneListener(std::string token);
   ~LaneListener();
-  // host:port, IPv6 addresses in brackets.
-  std::string endpoint() const;
+  // host:port, IPv6 addresses in brackets; unix:@name.
+  std::string endpoint() const { return endpoint_; }
   // All lanes of the next client, in order; what other clients have opened by then stays for the next call. Throws
   // Error(peer_lost) at the deadline or when interrupted, Error(usage) when a client speaks another protocol version.
   std::vector<Socket> accept(Deadline deadline);
@@ -64,6 +71,7 @@ class LaneListener {
   struct Pending;
   struct Client;
 
+  void prepare_wake();
   void take_connection();
   void read_pending();
   void admit(Pending& one);
@@ -72,6 +80,7 @@ class LaneListener {
   Socket socket_;
   Socket wake_;  // an eventfd
   std::string token_;
+  std::string endpoint_;
   std::vector<Pending> pending_;  // at most max_pending; a full hello makes it a lane of a client
   std::vector<Client> clients_;   // at most max_clients, in order of their first lane
 };
@@ -81,7 +90,10 @@ class LaneListener {
 std::vector<Socket> connect_lanes(const std::string& endpoint, const std::string& token, std::uint16_t count,
                                   Deadline deadline, int interrupt = -1);
 
-// The interface that carries a connection, "lo" when both ends are on this host.
+// Whether an endpoint is that of a Unix socket.
+bool is_local(const std::string& endpoint);
+
+// The interface that carries a TCP connection, "lo" when both ends are on this host.
 std::string interface_of(int fd);
 
 }  // namespace kvxfer

@@ -12,7 +12,6 @@ namespace kvxfer {
 namespace {
 
 constexpr std::size_t event_room = 8192;
-constexpr std::uint32_t keys_magic = 0x4b58564b;
 
 Error closed_error() { return Error(Fault::usage, "the context is closed"); }
 
@@ -22,10 +21,11 @@ void require_host(MemoryKind kind) {
 
 }  // namespace
 
-LaneContext::LaneContext(Capabilities capabilities, std::string token, std::uint16_t lanes)
+LaneContext::LaneContext(Capabilities capabilities, std::string token, std::uint16_t lanes, Wire wire)
     : capabilities_(std::move(capabilities)),
       token_(std::move(token)),
       lane_count_(lanes),
+      wire_(wire),
       events_(event_room),
       closing_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!closing_.open()) throw system_error(Fault::unavailable, "no event descriptor (eventfd)", errno);
@@ -38,14 +38,31 @@ void LaneContext::require_open() const {
   if (closed_) throw closed_error();
 }
 
-Region LaneContext::allocate(std::uint64_t bytes, MemoryKind kind, int) {
+Region LaneContext::allocate(std::uint64_t bytes, MemoryKind kind, int numa) {
   require_open();
   require_host(kind);
-  mappings_.emplace_back(bytes);
-  return register_memory(mappings_.back().address(), bytes, kind);
+  Mapping made(bytes, capabilities_.backing, numa);
+  std::byte* const address = made.address();
+  {
+    const std::lock_guard lock(mutex_);
+    mappings_.push_back(std::move(made));
+  }
+  return register_memory(address, bytes, kind);
 }
 
-// Sockets need no registration: a region is only remembered, to check descriptors against.
+const Mapping* LaneContext::pool(std::uint32_t number) const {
+  const std::lock_guard lock(mutex_);
+  return number < mappings_.size() ? &mappings_[number] : nullptr;
+}
+
+std::optional<std::uint32_t> LaneContext::pool_of(const std::byte* address, std::uint64_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  for (std::uint32_t number = 0; number < mappings_.size(); ++number)
+    if (mappings_[number].holds(address, bytes)) return number;
+  return std::nullopt;
+}
+
+// Nothing here needs registration: a region is only remembered, to check descriptors against.
 Region LaneContext::register_memory(std::byte* address, std::uint64_t bytes, MemoryKind kind) {
   require_open();
   require_host(kind);
@@ -58,7 +75,8 @@ Region LaneContext::register_memory(std::byte* address, std::uint64_t bytes, Mem
 
 std::string LaneContext::listen(const std::string& address, std::uint16_t port) {
   require_open();
-  const auto listener = std::make_shared<LaneListener>(address, port, token_);
+  const auto listener = wire_ == Wire::local ? std::make_shared<LaneListener>(token_)
+                                             : std::make_shared<LaneListener>(address, port, token_);
   const std::lock_guard lock(mutex_);
   if (closed_) throw closed_error();
   listener_ = listener;
@@ -78,6 +96,8 @@ std::shared_ptr<Peer> LaneContext::accept(Deadline deadline) {
 
 std::shared_ptr<Peer> LaneContext::connect(const std::string& endpoint, Deadline deadline) {
   require_open();
+  if (is_local(endpoint) != (wire_ == Wire::local))
+    throw Error(Fault::usage, "'" + endpoint + "' is not an endpoint of this backend: does the peer run another one?");
   return adopt(connect_lanes(endpoint, token_, lane_count_, deadline, closing_.fd()));
 }
 
@@ -96,12 +116,9 @@ std::shared_ptr<Peer> LaneContext::adopt(std::vector<Socket> lanes) {
 }
 
 std::string LaneContext::export_keys(std::span<const Region> regions) {
-  std::string keys(reinterpret_cast<const char*>(&keys_magic), sizeof keys_magic);
-  for (const Region& region : regions) {
-    const std::uint64_t entry[2] = {region.id, region.bytes};
-    keys.append(reinterpret_cast<const char*>(entry), sizeof entry);
-  }
-  return keys;
+  std::vector<RegionKey> keys;
+  for (const Region& region : regions) keys.push_back(key(region));
+  return write_keys(keys);
 }
 
 LanePeer& LaneContext::own(const Peer& peer) const {

@@ -47,9 +47,13 @@ std::string closed_or(int code) {
   return std::strerror(code);
 }
 
-LanePlan::LanePlan(LanePeer& peer, std::uint32_t id, std::vector<iovec> pieces,
+LanePlan::LanePlan(LanePeer& peer, std::uint32_t id, std::vector<iovec> pieces, std::vector<std::byte*> remote,
                    std::span<const std::uint32_t> segment_starts)
-    : peer_(peer), id_(id), pieces_(std::move(pieces)), segment_starts_(segment_starts.begin(), segment_starts.end()) {
+    : peer_(peer),
+      id_(id),
+      pieces_(std::move(pieces)),
+      remote_(std::move(remote)),
+      segment_starts_(segment_starts.begin(), segment_starts.end()) {
   starts_.reserve(pieces_.size() + 1);
   starts_.push_back(0);
   for (const iovec& piece : pieces_) starts_.push_back(starts_.back() + piece.iov_len);
@@ -84,14 +88,17 @@ void LanePlan::ranges(std::span<const std::uint32_t> segments, std::vector<Range
   if (into.empty()) into.push_back({0, 0});
 }
 
-std::size_t LanePlan::pieces(std::uint64_t& at, std::uint64_t limit, std::span<iovec> into) const {
+std::size_t LanePlan::pieces(std::uint64_t& at, std::uint64_t limit, std::span<iovec> into,
+                             std::span<iovec> remote) const {
   if (limit == 0) return 0;
   auto piece = static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), at) - starts_.begin()) - 1;
   std::size_t count = 0;
   while (limit > 0 && count < into.size() && piece < pieces_.size()) {
     const std::uint64_t skip = at - starts_[piece];
     const std::uint64_t here = std::min<std::uint64_t>(pieces_[piece].iov_len - skip, limit);
-    into[count++] = {static_cast<char*>(pieces_[piece].iov_base) + skip, here};
+    into[count] = {static_cast<char*>(pieces_[piece].iov_base) + skip, here};
+    if (!remote.empty()) remote[count] = {remote_[piece] + skip, here};
+    ++count;
     at += here;
     limit -= here;
     ++piece;
@@ -142,7 +149,10 @@ void LanePeer::close() noexcept {
     if (first) end_open_transfers();
   }
   changed_.notify_all();
-  if (first) say_bye();
+  if (first) {
+    say_bye();
+    await_peer();
+  }
   for (const Socket& lane : lanes_) lane.shut();
   const std::lock_guard lock(close_mutex_);  // a second caller returns when the first has joined
   for (std::thread& thread : threads_)
@@ -191,13 +201,13 @@ void LanePeer::fail(std::string_view why) {
 
 LanePlan* LanePeer::plan(std::uint32_t id) { return id < plans_.size() ? plans_[id].get() : nullptr; }
 
-void LanePeer::send(const Notice& notice, const void* payload) {
+void LanePeer::send(const Notice& notice, const void* payload, int descriptor) {
   Notice head = notice;
   iovec vectors[2] = {{&head, sizeof head}, {const_cast<void*>(payload), payload ? notice.payload_bytes : 0}};
   int code = 0;
   {
     const std::lock_guard lock(send_mutex_);
-    code = send_vectors(lanes_[0].fd(), vectors, 2);
+    code = send_vectors(lanes_[0].fd(), vectors, 2, descriptor);
   }
   if (code != 0) fail(closed_or(code));
 }
@@ -222,21 +232,31 @@ void LanePeer::release(std::uint64_t tag) {
 
 // --- keys and plans --------------------------------------------------------------------------------------------------
 
-void LanePeer::import_keys(const std::string& keys) {
-  struct Entry {
-    std::uint64_t id, bytes;
-  };
+std::string write_keys(std::span<const RegionKey> keys) {
+  std::string text(reinterpret_cast<const char*>(&keys_magic), sizeof keys_magic);
+  return text.append(reinterpret_cast<const char*>(keys.data()), keys.size_bytes());
+}
+
+std::vector<RegionKey> read_keys(const std::string& keys) {
   std::uint32_t magic = 0;
   if (keys.size() >= sizeof magic) std::memcpy(&magic, keys.data(), sizeof magic);
-  if (magic != keys_magic || (keys.size() - sizeof magic) % sizeof(Entry) != 0)
+  if (magic != keys_magic || (keys.size() - sizeof magic) % sizeof(RegionKey) != 0)
     throw Error(Fault::usage, "the peer's keys are malformed");
+  std::vector<RegionKey> found((keys.size() - sizeof magic) / sizeof(RegionKey));
+  if (!found.empty()) std::memcpy(found.data(), keys.data() + sizeof magic, found.size() * sizeof(RegionKey));
+  return found;
+}
+
+void LanePeer::import_keys(const std::string& keys) {
+  const std::vector<RegionKey> found = read_keys(keys);
   remote_regions_.clear();
-  for (std::size_t at = sizeof magic; at < keys.size(); at += sizeof(Entry)) {
-    Entry entry{};
-    std::memcpy(&entry, keys.data() + at, sizeof entry);
-    if (entry.id > UINT32_MAX) throw Error(Fault::usage, "the peer's keys are malformed");
-    remote_regions_[static_cast<std::uint32_t>(entry.id)] = entry.bytes;
-  }
+  for (const RegionKey& key : found) remote_regions_[key.id] = {key};
+}
+
+std::byte* LanePeer::locate_once(RemoteRegion& region, Deadline deadline) {
+  if (!region.located) region.address = locate(region.key, deadline);
+  region.located = true;
+  return region.address;
 }
 
 namespace {
@@ -271,6 +291,7 @@ std::shared_ptr<LanePlan> LanePeer::prepare(const PlanArrays& arrays, std::span<
   require_shape(arrays);
   const std::size_t n = arrays.lengths.size();
   std::vector<iovec> pieces(n);
+  std::vector<std::byte*> there;
   std::vector<WireDescriptor> mine(n);
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < n; ++i) {
@@ -282,7 +303,11 @@ std::shared_ptr<LanePlan> LanePeer::prepare(const PlanArrays& arrays, std::span<
     if (remote == remote_regions_.end())
       throw Error(Fault::usage,
                   "descriptor " + std::to_string(i) + " names a remote region whose key was not imported");
-    require_inside("remote", i, arrays.remote_offsets[i], arrays.lengths[i], remote->second);
+    require_inside("remote", i, arrays.remote_offsets[i], arrays.lengths[i], remote->second.key.bytes);
+    if (std::byte* const address = locate_once(remote->second, deadline)) {
+      there.resize(n);
+      there[i] = address + arrays.remote_offsets[i];
+    }
     if (arrays.lengths[i] > UINT64_MAX - total) throw Error(Fault::usage, "a plan of more than 64 bits of bytes");
     total += arrays.lengths[i];
     pieces[i] = {region.address + arrays.local_offsets[i], arrays.lengths[i]};
@@ -293,7 +318,7 @@ std::shared_ptr<LanePlan> LanePeer::prepare(const PlanArrays& arrays, std::span<
   {
     const std::lock_guard lock(mutex_);
     made = std::make_shared<LanePlan>(*this, static_cast<std::uint32_t>(plans_.size()), std::move(pieces),
-                                      arrays.segment_starts);
+                                      std::move(there), arrays.segment_starts);
     plans_.push_back(made);  // before the peer hears of it: it may post at once
   }
   Notice notice;
@@ -336,17 +361,18 @@ void LanePeer::compare_prepared(std::uint32_t id, const PlanArrays& arrays,
 // --- notices ---------------------------------------------------------------------------------------------------------
 
 void LanePeer::read_notices() {
-  while (!flooded_) {  // what the socket still holds would go on to fill the queue
+  std::string wrong;
+  while (wrong.empty() && !flooded_) {  // what the socket still holds would go on to fill the queue
     Notice notice;
-    if (const int code = receive_all(lanes_[0].fd(), &notice, sizeof notice)) {
-      fail(closed_or(code));
-      return;
-    }
-    if (const std::string wrong = receive_notice(notice); !wrong.empty()) {
-      fail(wrong);
-      return;
-    }
+    const int code = receive_with_descriptor(lanes_[0].fd(), &notice, sizeof notice, attached_);
+    wrong = code != 0 ? closed_or(code) : receive_notice(notice);
   }
+  if (!wrong.empty()) fail(wrong);
+  {
+    const std::lock_guard lock(mutex_);
+    notices_over_ = true;
+  }
+  changed_.notify_all();
 }
 
 // Returns why the peer must be given up, or nothing.
@@ -370,6 +396,7 @@ std::string LanePeer::receive_notice(const Notice& notice) {
       emit(EventKind::released, notice.tag);
       return {};
     case NoticeKind::bye:
+      let_go();
       return "the peer closed the connection";
     default:
       return handle(notice, segments_);

@@ -3,6 +3,7 @@
 
 #include <sys/uio.h>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -32,6 +33,11 @@ enum class NoticeKind : std::uint32_t {
   cancel_request,  // tag: the initiator of a pull wants no more
   cancelled,       // plan, op, tag, count = bytes sent, total: no more will come
   cancel_seen,     // tag: the target of a push will write no more
+  // Of backends whose initiator does all the copying:
+  progress,     // plan, op, tag, count = bytes copied since the last such notice
+  written,      // plan, op, tag, count as above: the initiator of a push has written every byte
+  pool_wanted,  // count = number of a pool
+  pool,         // count = number, total = bytes; with its descriptor
 };
 
 // Everything on lane 0 is one of these, then payload_bytes of payload.
@@ -56,9 +62,25 @@ struct WireDescriptor {
 };
 static_assert(sizeof(WireDescriptor) == 24);
 
+// What a context tells its peers about a region; the control channel carries it.
+struct RegionKey {
+  std::uint32_t id = 0;
+  std::uint32_t pool = 0;  // shm: the number of the memory that holds it
+  std::uint64_t bytes = 0;
+  std::uint64_t place = 0;  // shm: where in that memory; cma: its address in the owner's process
+};
+static_assert(sizeof(RegionKey) == 24);
+
+std::string write_keys(std::span<const RegionKey> keys);
+// Throws Error(usage) on what write_keys() did not write.
+std::vector<RegionKey> read_keys(const std::string& keys);
+
 inline constexpr std::uint64_t max_descriptors = std::uint64_t{1} << 24;
 inline constexpr std::uint32_t max_inflight = 256;
 inline constexpr std::size_t max_last_events = 2 * max_inflight + 1;  // errors of all open transfers, and peer_lost
+
+// A ready flag may be set by a device that can wake nobody: it is looked at this often.
+inline constexpr std::chrono::microseconds ready_interval{20};
 
 // What a failed system call on a lane means to the user.
 std::string closed_or(int code);
@@ -73,7 +95,9 @@ class LanePeer;
 
 class LanePlan final : public Plan {
  public:
-  LanePlan(LanePeer& peer, std::uint32_t id, std::vector<iovec> pieces, std::span<const std::uint32_t> segment_starts);
+  // `remote`: where the pieces lie on the other side, for backends that reach there; else empty.
+  LanePlan(LanePeer& peer, std::uint32_t id, std::vector<iovec> pieces, std::vector<std::byte*> remote,
+           std::span<const std::uint32_t> segment_starts);
 
   std::uint64_t bytes() const override { return starts_.back(); }
   std::uint32_t descriptors() const override { return static_cast<std::uint32_t>(pieces_.size()); }
@@ -86,13 +110,14 @@ class LanePlan final : public Plan {
   // the only one. Throws Error(usage) on an unknown segment and on more bytes than the plan has.
   void ranges(std::span<const std::uint32_t> segments, std::vector<Range>& into) const;
   // Fills `into` with the memory behind the plan's bytes from `at` on, at most `limit` bytes; returns the number of
-  // entries and advances `at`.
-  std::size_t pieces(std::uint64_t& at, std::uint64_t limit, std::span<iovec> into) const;
+  // entries and advances `at`. `remote`, if it has room for as many: the same on the other side.
+  std::size_t pieces(std::uint64_t& at, std::uint64_t limit, std::span<iovec> into, std::span<iovec> remote = {}) const;
 
  private:
   LanePeer& peer_;
   std::uint32_t id_;
   std::vector<iovec> pieces_;
+  std::vector<std::byte*> remote_;     // as many, or none
   std::vector<std::uint64_t> starts_;  // byte position of each piece, and of the end
   std::vector<std::uint32_t> segment_starts_;
 };
@@ -106,7 +131,8 @@ class LanePeer : public Peer {
   void import_keys(const std::string& keys) override;
   std::string lost() const override;
 
-  std::shared_ptr<LanePlan> prepare(const PlanArrays& arrays, std::span<const Region> regions, Deadline deadline);
+  virtual std::shared_ptr<LanePlan> prepare(const PlanArrays& arrays, std::span<const Region> regions,
+                                            Deadline deadline);
   void arm(const LanePlan& plan, Op op, std::uint64_t tag);
   void release(std::uint64_t tag);
   virtual void post(LanePlan& plan, Op op, std::span<const std::uint32_t> segments, std::uint64_t tag,
@@ -126,10 +152,18 @@ class LanePeer : public Peer {
   virtual std::string handle(const Notice& notice, std::span<const std::uint32_t> segments) = 0;
   // Ends every open transfer with an error event; called with mutex_ held.
   virtual void end_open_transfers() = 0;
+  // Where this side's copies find a region of the peer: in this address space, or in the peer's. nullptr for backends
+  // whose initiator does not reach there. Called by prepare(), once for each region; may wait.
+  virtual std::byte* locate(const RegionKey&, Deadline) { return nullptr; }
+  // The peer is about to close: on the notice thread, before this side's lanes are shut, which the peer may wait for.
+  virtual void let_go() {}
+  // This side is about to close: the peer has been told; after this its lanes are shut. May wait, but not for long.
+  virtual void await_peer() noexcept {}
 
   // Runs `body` on a thread that close() joins. Signals are for the application's threads; an exception loses the peer.
   void run(std::function<void()> body);
-  void send(const Notice& notice, const void* payload = nullptr);
+  // `descriptor`: goes along, over local lanes.
+  void send(const Notice& notice, const void* payload = nullptr, int descriptor = -1);
   void emit(EventKind kind, std::uint64_t tag, Nanoseconds at = now_ns());
   // With mutex_ held, so that the transfer's end comes after it. Left out when there is no room.
   void emit_local(std::uint64_t tag);
@@ -143,9 +177,18 @@ class LanePeer : public Peer {
   const std::vector<Socket> lanes_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool stopping_ = false;  // under mutex_
+  bool stopping_ = false;      // under mutex_
+  bool notices_over_ = false;  // under mutex_: the notice thread has ended
+  Socket attached_;            // the descriptor that came with the notice being read, if any; notice thread only
 
  private:
+  struct RemoteRegion {
+    RegionKey key;
+    bool located = false;
+    std::byte* address = nullptr;
+  };
+
+  std::byte* locate_once(RemoteRegion& region, Deadline deadline);
   void set_lost(std::string_view why) noexcept;  // with mutex_ held
   void read_notices();
   void say_bye() noexcept;
@@ -157,7 +200,7 @@ class LanePeer : public Peer {
   const std::uint32_t id_;
   std::mutex send_mutex_;
   std::string lost_;                                                       // under mutex_
-  std::map<std::uint32_t, std::uint64_t> remote_regions_;                  // id -> bytes
+  std::map<std::uint32_t, RemoteRegion> remote_regions_;                   // by id; application thread only
   std::vector<std::shared_ptr<LanePlan>> plans_;                           // under mutex_
   std::map<std::uint32_t, std::vector<WireDescriptor>> prepared_by_peer_;  // under mutex_
   std::uint64_t prepared_early_ = 0;                                       // descriptors in there

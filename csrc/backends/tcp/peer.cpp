@@ -5,15 +5,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 
 namespace kvxfer::tcp {
 
 namespace {
 
 constexpr std::uint32_t chunk_magic = 0x4458564b;
-// A ready flag may be set by a device that can wake nobody: it is looked at this often.
-constexpr auto ready_interval = std::chrono::microseconds(20);
 // Most bytes of one system call: what has moved is counted after each, and a slow link must not look like a dead one.
 constexpr std::uint64_t call_bytes = std::uint64_t{1} << 20;
 // Ranges that a transfer holds without allocating.
