@@ -2,7 +2,9 @@
 
 #include <cstring>
 
+#include "backends/cma/cma.h"
 #include "backends/null/null.h"
+#include "backends/shm/shm.h"
 #include "backends/tcp/tcp.h"
 
 namespace kvxfer {
@@ -13,8 +15,10 @@ Error system_error(Fault fault, const std::string& what, int code) {
 
 namespace {
 constexpr BackendRow rows[] = {
-    {"tcp", "kernel TCP sockets, scatter/gather straight between blocks and socket", tcp::probe, tcp::open},
-    {"null", "moves nothing: what the harness itself costs", null::probe, null::open},
+    {"tcp", "kernel TCP sockets, scatter/gather straight between blocks and socket", false, tcp::probe, tcp::open},
+    {"shm", "shared memory of two processes on one host, one copy from block to block", true, shm::probe, shm::open},
+    {"cma", "the kernel copies between two processes on one host (process_vm_readv)", true, cma::probe, cma::open},
+    {"null", "moves nothing: what the harness itself costs", false, null::probe, null::open},
 };
 }  // namespace
 

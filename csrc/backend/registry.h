@@ -27,6 +27,7 @@ using Token = std::string;
 struct BackendRow {
   const char* name;
   const char* summary;
+  bool one_host;     // its two sides have to run on one host, in one network namespace
   Probe (*probe)();  // never throws
   std::unique_ptr<Context> (*open)(const Token& token, const Options& options);
 };

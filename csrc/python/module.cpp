@@ -133,8 +133,10 @@ Nanoseconds copy(std::uint64_t to, const Array<std::uint64_t>& to_offsets, std::
 }
 
 void bind_memory(nb::module_& m) {
-  nb::class_<Mapping>(m, "Mapping", "Anonymous memory, huge pages advised, every page touched; freed with the object.")
-      .def(nb::init<std::uint64_t>(), "bytes"_a, Unlocked())
+  nb::enum_<Backing>(m, "Backing").value("anonymous", Backing::anonymous).value("shared", Backing::shared);
+  nb::class_<Mapping>(m, "Mapping", "Memory, huge pages advised, every page touched; freed with the object.")
+      .def(nb::init<std::uint64_t, Backing, int>(), "bytes"_a, "backing"_a = Backing::anonymous, "numa"_a = -1,
+           Unlocked())
       .def_prop_ro("address", [](const Mapping& self) { return reinterpret_cast<std::uint64_t>(self.address()); })
       .def_prop_ro("bytes", &Mapping::bytes);
   nb::class_<Regions>(m, "Regions", "(address, bytes) of each region, by its number; 0 bytes: left alone.")
@@ -164,6 +166,7 @@ void bind_memory(nb::module_& m) {
 
 void bind_words(nb::module_& m) {
   nb::enum_<Op>(m, "Op").value("push", Op::push).value("pull", Op::pull);
+  nb::enum_<MemoryKind>(m, "MemoryKind").value("host", MemoryKind::host);
   nb::enum_<Side>(m, "Side").value("prefill", Side::prefill).value("decode", Side::decode);
   nb::enum_<EventKind>(m, "EventKind")
       .value("armed", EventKind::armed)
@@ -190,7 +193,8 @@ void bind_words(nb::module_& m) {
       .def_ro("moves_data", &Capabilities::moves_data)
       .def_ro("push", &Capabilities::push)
       .def_ro("pull", &Capabilities::pull)
-      .def_ro("max_inflight", &Capabilities::max_inflight);
+      .def_ro("max_inflight", &Capabilities::max_inflight)
+      .def_ro("backing", &Capabilities::backing);
   nb::class_<Probe>(m, "Probe")
       .def_ro("available", &Probe::available)
       .def_ro("why_not", &Probe::why_not)
@@ -216,14 +220,17 @@ void bind_backend(nb::module_& m) {
   nb::class_<Context>(m, "Context")
       .def_prop_ro("capabilities", &Context::capabilities, nb::rv_policy::copy)
       .def(
-          "allocate", [](Context& self, std::uint64_t bytes) { return self.allocate(bytes, MemoryKind::host, -1); },
-          "bytes"_a, Unlocked())
+          "allocate",
+          [](Context& self, std::uint64_t bytes, MemoryKind kind, int numa) {
+            return self.allocate(bytes, kind, numa);
+          },
+          "bytes"_a, "kind"_a = MemoryKind::host, "numa"_a = -1, Unlocked())
       .def(
           "register_memory",
-          [](Context& self, std::uint64_t address, std::uint64_t bytes) {
-            return self.register_memory(reinterpret_cast<std::byte*>(address), bytes, MemoryKind::host);
+          [](Context& self, std::uint64_t address, std::uint64_t bytes, MemoryKind kind) {
+            return self.register_memory(reinterpret_cast<std::byte*>(address), bytes, kind);
           },
-          "address"_a, "bytes"_a, Unlocked())
+          "address"_a, "bytes"_a, "kind"_a = MemoryKind::host, Unlocked())
       .def("listen", &Context::listen, "address"_a, "port"_a, Unlocked())
       .def(
           "accept", [](Context& self, Nanoseconds timeout) { return self.accept(Deadline::after(timeout)); },
@@ -255,6 +262,9 @@ void bind_backend(nb::module_& m) {
       .def("release", &Context::release, "peer"_a, "tag"_a, Unlocked())
       .def("cancel", &Context::cancel, "peer"_a, "tag"_a, Unlocked())
       .def("poll", &poll, "most"_a, "timeout_ns"_a)
+      .def(
+          "progress", [](Context& self, Nanoseconds timeout) { self.progress(Deadline::after(timeout)); },
+          "timeout_ns"_a, Unlocked())
       .def("event_fd", &Context::event_fd)
       .def_prop_ro("bytes_moved", &Context::bytes_moved)
       .def("close", &Context::close, Unlocked());
@@ -263,6 +273,7 @@ void bind_backend(nb::module_& m) {
     for (const BackendRow& row : backends()) rows.emplace_back(row.name, row.summary);
     return rows;
   });
+  m.def("one_host", [](const std::string& name) { return find_backend(name).one_host; }, "name"_a);
   m.def("probe", [](const std::string& name) { return find_backend(name).probe(); }, "name"_a, Unlocked());
   m.def(
       "open_context",
