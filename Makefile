@@ -21,7 +21,7 @@ PEERS_ARGS ?=
 .PHONY: bench benchmarks peers test test-full install install-dev lint test-native test-python sanitize test-slow fuzz clean
 
 bench: install
-	$(BIN)/python -m kvxfer.bench --model 70b $(BENCH_ARGS)
+	$(BIN)/python -m kvxfer.bench --model 70b --backend all $(BENCH_ARGS)
 
 benchmarks: install-dev
 	$(BIN)/pytest bench/suites --benchmark-only --benchmark-columns=min,median,iqr,rounds $(BENCH_ARGS)

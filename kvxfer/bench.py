@@ -30,7 +30,7 @@ def command(
     context: typer.Context,
     options: Options,
     backend: Annotated[
-        str, typer.Option(metavar="NAME,…", help="auto, tcp or null; several with commas are measured in turn")
+        str, typer.Option(metavar="NAME,…", help="auto, tcp, shm, cma or null; several, or all, are measured in turn")
     ] = "auto",
     op: Annotated[
         str, typer.Option(metavar="push|pull|both", help="push: prefill writes; pull: decode reads")
@@ -86,7 +86,7 @@ def command(
     }
 
     # What is heavy to import comes only now, so that --help and wrong usage answer at once.
-    from kvxfer.backend.probe import choose_backends
+    from kvxfer.backend.probe import ALL, choose_backends
     from kvxfer.measure.request import Effort
     from kvxfer.measure.run import Request
 
@@ -98,6 +98,7 @@ def command(
         words=context.obj,
         require_transport=require_transport or "",
         notices=asked.notices,
+        leave_out=backend.strip().lower() == ALL,
     )
     return _run(request, peer, key, server_key, json, quiet)
 
@@ -156,10 +157,11 @@ def _run(
 def _measured(session: Session, peer_host: str, request: Request, outcome: Outcome, say: Any) -> dict[str, Any]:
     from kvxfer.measure.host import host_info, usable_bytes
     from kvxfer.measure.hosts import Hosts
-    from kvxfer.measure.run import measure, result
+    from kvxfer.measure.run import measure, result, within_reach
 
     welcome = session.welcome
     hosts = Hosts(host_info(), welcome.host, usable_bytes(), welcome.usable_bytes, peer_host, welcome.max_pool_bytes)
+    request = within_reach(request, hosts, welcome.backends)
     try:
         measure(session, request, hosts, outcome, say)
     except KeyboardInterrupt:

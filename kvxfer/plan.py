@@ -25,7 +25,8 @@ from kvxfer.model.shape import blocks_of
 from kvxfer.result.file import SCHEMA_VERSION, read_result, write_result
 
 NO_VERDICT = "no verdict: this version computes the ratio and leaves the decision to the reader"
-LOOPBACK = "the measured times are from one host (loopback): they say nothing about the links, and no verdict follows"
+ONE_HOST_SCOPES = ("loopback", "host")
+ONE_HOST = "the measured times are from one host ({}): they say nothing about the links, and no verdict follows"
 LINE_RATES = "line rates are upper bounds without protocol or set-up cost; kvxfer bench measures what a path takes"
 
 
@@ -112,8 +113,9 @@ def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DTyp
     notices += _pieces(request, rows)
     for dtype, wires in wanted.items():
         notices += _missing(request, dtype, wires)
-    if any(entry["scope"] == "loopback" for row in rows for entry in row["measured"]):
-        notices.append(LOOPBACK)
+    scopes = dict.fromkeys(entry["scope"] for row in rows for entry in row["measured"])
+    if one_host := [scope for scope in scopes if scope in ONE_HOST_SCOPES]:
+        notices.append(ONE_HOST.format(", ".join(one_host)))
     return [*notices, NO_VERDICT]
 
 

@@ -9,7 +9,10 @@ from kvxfer.errors import UnavailableError
 from kvxfer.options import parse_choice_list, split_list
 
 MEASURES_NOTHING = ("null",)  # never chosen by auto
-LATER = ("ucx", "nccl", "shm", "cma", "cuda_copy", "nixl", "mooncake")
+ALL = "all"
+"""In place of names: every backend that can be used."""
+
+LATER = ("ucx", "nccl", "cuda_copy", "nixl", "mooncake")
 """Transports that users ask for by these names and that are still to come."""
 
 
@@ -31,14 +34,22 @@ def probe_all() -> list[Found]:
     return [_probe(name, summary) for name, summary in _native.backends()]
 
 
+def is_one_host(name: str) -> bool:
+    """Whether both sides of the backend have to run on one host, in one network namespace."""
+    return _native.one_host(name)
+
+
 def choose_backends(text: str) -> list[str]:
-    """The backends of a --backend value. Raises UsageError for unknown ones, UnavailableError for unusable ones."""
+    """The backends of a --backend value; `all` are those that can be used here and move something.
+
+    Raises UsageError for unknown ones, UnavailableError for unusable ones.
+    """
     found = {one.name: one for one in probe_all()}
     usable = [name for name, one in found.items() if one.available and name not in MEASURES_NOTHING]
-    if text.strip().lower() == "auto":
+    if text.strip().lower() in ("auto", ALL):
         if not usable:
             raise UnavailableError("no backend can be used here; `kvxfer doctor` says why")
-        return usable[:1]
+        return usable if text.strip().lower() == ALL else usable[:1]
     for name in split_list(text, "--backend"):
         if name.lower() in LATER:
             raise UnavailableError(f"backend {name.lower()} is not in this version, which has {', '.join(found)}")

@@ -21,6 +21,9 @@ HEARTBEAT_S = 0.5
 MAX_PAIRS = 16
 """Workers of one run at a time: one for each backend that is compared side by side."""
 
+LOCAL_ENDPOINT = "unix:"
+"""How the endpoint of a backend begins whose two sides run on one host: its name is good there and nowhere else."""
+
 SILENCE_S = 3.0
 """A process from which nothing was heard for so long is taken for dead."""
 
@@ -61,7 +64,7 @@ class Open(Message, frozen=True):
 class Opened(Message, frozen=True):
     library_path: str
     library_version: str
-    endpoint: str  # where the listening side accepts data connections: host:port, or "" when it does not listen
+    endpoint: str  # where the listening side accepts data connections: host:port or unix:@name, "" when it does not
     needs_arm: bool
     moves_data: bool
     max_inflight: int

@@ -14,7 +14,7 @@ from kvxfer.wording import quoted
 class Measured:
     """One row of a result: the median transfer and the median cold time in ms, None where the row has too few samples.
 
-    `of` is the row's id, `scope` the run's (a loopback time says nothing about the links).
+    `of` is the row's id, `scope` what its bytes went through (on one host that says nothing about the links).
     """
 
     of: str
@@ -32,7 +32,7 @@ class Measured:
 
 
 def measured_rows(rows: Sequence[Mapping[str, Any]], scope: str) -> list[Measured]:
-    """Every row with status ok among a result's `results`.
+    """Every row with status ok among a result's `results`; `scope` is the run's, of rows that do not tell their own.
 
     Raises UsageError, naming row and field, when a row lacks a field or has one of another type.
     """
@@ -57,7 +57,7 @@ def _measured(row: Mapping[str, Any], scope: str) -> Measured:
         bytes=_field(row, "bytes", int),
         backend=_field(row, "backend", str),
         op=_field(row, "op", str),
-        scope=scope,
+        scope=_field({"scope": scope} | dict(row), "scope", str),
         transfer_ms=_ms(row, "p50_ns"),
         cold_ms=_cold_ms(row),
         tp=_sides(row, "tp"),

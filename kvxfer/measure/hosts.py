@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from kvxfer.backend.probe import is_one_host
 from kvxfer.control.messages import HostInfo
 from kvxfer.errors import UnavailableError
 from kvxfer.measure.host import usable_bytes
@@ -36,9 +37,20 @@ class Hosts:
             self.there.netns,
         )
 
-    @property
-    def scope(self) -> str:
-        return "loopback" if self.same else "network"
+    def reaches(self, row: Row) -> bool:
+        """Whether the row's backend can carry bytes between the two at all."""
+        return self.same or not is_one_host(row.backend)
+
+    def scope_of(self, row: Row) -> str:
+        """What the row's bytes go through."""
+        if not self.same:
+            return "network"
+        return "host" if is_one_host(row.backend) else "loopback"
+
+    def scope(self, rows: Sequence[Row]) -> str:
+        """Of all rows together; on one host `loopback` as soon as one of them goes through the network stack."""
+        scopes = {self.scope_of(row) for row in rows}
+        return scopes.pop() if len(scopes) == 1 else "loopback"
 
     @property
     def one_machine(self) -> bool:

@@ -217,6 +217,8 @@ class Pair:
 
     def _reachable(self, endpoint: str) -> str:
         """The data endpoint as this host reaches it: a server that listens everywhere does not know its name."""
+        if endpoint.startswith(m.LOCAL_ENDPOINT):
+            return endpoint
         host, _, port = endpoint.rpartition(":")
         return f"{self._peer_host}:{port}" if host in ("0.0.0.0", "[::]") else endpoint
 

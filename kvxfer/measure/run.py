@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import groupby
 from typing import Any
@@ -26,9 +26,11 @@ from kvxfer.measure.session import Session
 from kvxfer.model.record import model_record
 from kvxfer.result.file import SCHEMA_VERSION
 
-LOOPBACK = (
-    "both sides ran on this host (loopback): the measured times say nothing about the links, and no verdict follows "
-    "from them"
+ONE_HOST = (
+    "both sides ran on this host ({}): the measured times say nothing about the links, and no verdict follows from them"
+)
+IN_TURN = (
+    "not enough memory for the pools of all backends at once: those of {} were measured one after another, not in turn"
 )
 ONE_MACHINE = "both sides ran on one machine, in different network namespaces: they share its CPUs and memory"
 NULL = "backend null moves nothing: its times are what the harness itself costs, and nothing was verified"
@@ -45,6 +47,7 @@ class Request:
     words: Sequence[str]  # the command line
     require_transport: str = ""
     notices: Sequence[str] = ()  # of the model and its cache
+    leave_out: bool = False  # rows whose backend cannot reach the peer, rather than fail
 
 
 @dataclass
@@ -54,6 +57,7 @@ class Outcome:
     rows: list[dict[str, Any]] = field(default_factory=list)
     references: list[dict[str, Any]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
     status: int = ExitStatus.DONE
 
     def fail(self, row: Row, error: KvxferError) -> None:
@@ -63,15 +67,34 @@ class Outcome:
         self.status = max(self.status, error.status)
 
 
+def within_reach(request: Request, hosts: Hosts, offered: Sequence[str]) -> Request:
+    """The request without rows of backends that cannot reach the peer, or that it does not offer.
+
+    Raises UnavailableError when there is such a backend and it is not to be left out, or when none is left.
+    """
+    beyond = [row for row in request.rows if not hosts.reaches(row)]
+    if beyond and not request.leave_out:
+        raise UnavailableError(
+            f"backend {beyond[0].backend} moves bytes within one host and network namespace, and {hosts.peer_host} "
+            f"({hosts.there.hostname}) is not in this one; use a backend that crosses hosts, such as tcp"
+        )
+    if not request.leave_out:
+        return request
+    rows = [row for row in request.rows if hosts.reaches(row) and row.backend in offered]
+    if not rows:
+        raise UnavailableError(
+            "no backend that can be used here reaches the peer; `kvxfer doctor` says what each side has"
+        )
+    return replace(request, rows=rows)
+
+
 def measure(session: Session, request: Request, hosts: Hosts, outcome: Outcome, say: Say) -> None:
     """Measure the rows, those that differ only in their backend in turn, and add them to the outcome.
 
     A row that fails does not keep the others from being measured, unless the peer was lost. Raises UnavailableError
     before anything is allocated when a row's pools do not fit.
     """
-    groups = list(_side_by_side(request.rows))
-    for group in groups:
-        hosts.require_memory(group)
+    groups = [part for group in _side_by_side(request.rows) for part in _fitting(group, hosts, outcome)]
     for number, group in enumerate(groups):
         try:
             hosts.with_memory_now().require_memory(group)
@@ -92,6 +115,18 @@ def _side_by_side(rows: Sequence[Row]) -> Iterator[list[Row]]:
     """Rows that differ in nothing but the backend, in the order given."""
     for _, group in groupby(rows, key=lambda row: (row.spec, row.op, row.tokens)):
         yield list(group)
+
+
+def _fitting(group: list[Row], hosts: Hosts, outcome: Outcome) -> list[list[Row]]:
+    """The group, or where its pools do not fit at once, each row by itself. Raises UnavailableError where none fits."""
+    try:
+        hosts.require_memory(group)
+    except UnavailableError:
+        for row in group:
+            hosts.require_memory([row])
+        outcome.notices.append(IN_TURN.format(f"{group[0].tokens} tokens, {group[0].spec.dtype.name}, {group[0].op},"))
+        return [[row] for row in group]
+    return [group]
 
 
 def _measure_group(
@@ -148,8 +183,11 @@ def result(request: Request, hosts: Hosts, outcome: Outcome) -> dict[str, Any]:
     assumptions = request.assumptions
     shape = request.rows[0].shape
     models = _models(request.rows, assumptions.kv_bytes_per_token)
-    moved = [row for row in outcome.rows if row["backend"] not in MEASURES_NOTHING]
-    measured = measured_rows(moved, hosts.scope)
+    scope = hosts.scope(request.rows)
+    scopes = {row.id: hosts.scope_of(row) for row in request.rows}
+    rows = [row | {"scope": scopes[row["id"]]} for row in outcome.rows]
+    moved = [row for row in rows if row["backend"] not in MEASURES_NOTHING]
+    measured = measured_rows(moved, scope)
     ratio = [
         row
         for spec, prompts in _prompts(request.rows).items()
@@ -168,18 +206,18 @@ def result(request: Request, hosts: Hosts, outcome: Outcome) -> dict[str, Any]:
         "kvxfer_version": __version__,
         "created_utc": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": list(request.words),
-        "scope": hosts.scope,
+        "scope": scope,
         "exit_status": int(outcome.status),
         "host": _host(hosts.here),
         "peer": _host(hosts.there),
         "assumptions": assumptions.as_record(shape),
         "models": models,
-        "results": outcome.rows,
+        "results": rows,
         "references": outcome.references,
         "cost_model": [],
         "ratio": ratio,
         "verdict": None,
-        "notices": _notices(request, hosts),
+        "notices": _notices(request, hosts, outcome),
     }
 
 
@@ -203,10 +241,10 @@ def _host(info: HostInfo) -> dict[str, Any]:
     return {name: value for name, value in told.items() if name not in ("boot_id", "netns")}
 
 
-def _notices(request: Request, hosts: Hosts) -> list[str]:
-    notices = [*request.notices, *ratio_notices(request.rows[0].shape, request.assumptions)]
+def _notices(request: Request, hosts: Hosts, outcome: Outcome) -> list[str]:
+    notices = [*request.notices, *ratio_notices(request.rows[0].shape, request.assumptions), *outcome.notices]
     if hosts.same:
-        notices.append(LOOPBACK)
+        notices.append(ONE_HOST.format(", ".join(dict.fromkeys(hosts.scope_of(row) for row in request.rows))))
     if hosts.one_machine:
         notices.append(ONE_MACHINE)
     if any(row.backend == "null" for row in request.rows):

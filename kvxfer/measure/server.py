@@ -205,9 +205,10 @@ class Server:
                     break
 
     def _with_endpoint(self, answer: m.Answer, pair: int) -> m.Answer:
-        if isinstance(answer.body, m.Opened) and self._settings.advertise:
-            host, _, port = self._settings.advertise.rpartition(":")
-            return m.Answer(answer.seq, msgspec.structs.replace(answer.body, endpoint=f"{host}:{int(port) + pair}"))
+        body, advertise = answer.body, self._settings.advertise
+        if advertise and isinstance(body, m.Opened) and not body.endpoint.startswith(m.LOCAL_ENDPOINT):
+            host, _, port = advertise.rpartition(":")
+            return m.Answer(answer.seq, msgspec.structs.replace(body, endpoint=f"{host}:{int(port) + pair}"))
         return answer
 
     # --- both

@@ -239,14 +239,14 @@ class Worker:
     def copy(self, command: m.Copy) -> m.Copied:
         """Into fresh memory laid out as the decode side's pool, as many whole regions as max_bytes allows.
 
-        Cycles through the requests as the transfers do.
+        Memory of the kind that the backend's pools are of. Cycles through the requests as the transfers do.
         """
         ends = np.cumsum(self.decode_region_bytes)
         regions = int(np.searchsorted(ends, command.max_bytes, side="right"))
         pieces = [self._copied_pieces(placed, regions) for placed in self._placed]
         if regions == 0 or len(pieces[0][2]) == 0:
             return m.Copied(0, 0, b"")
-        target = self.native.Mapping(int(ends[regions - 1]))
+        target = self.native.Mapping(int(ends[regions - 1]), self.context.capabilities.backing)
         samples: list[int] = []
         began = time.monotonic_ns()
         while not samples or (len(samples) < COPY_MAX_SAMPLES and time.monotonic_ns() - began < command.max_ns):

@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 
 ONE_RANK = "1→1"
 
-LOOPBACK = "loopback: says nothing about the links"
+ONE_HOST = ("loopback", "host")
 
 PER_RANK = "(busiest): of that, the most that one rank sends or receives; over its link the ms."
 SEED = "seed: prefill is 2·params·N FLOP for N tokens."
@@ -133,7 +133,7 @@ def _ranks(entry: Row) -> str:
 def _scope(entry: Row) -> str:
     if entry.get("backend") == "null":
         return f"{entry['scope']}: null moves no bytes"
-    return LOOPBACK if entry["scope"] == "loopback" else str(entry["scope"])
+    return f"{entry['scope']}: says nothing about the links" if entry["scope"] in ONE_HOST else str(entry["scope"])
 
 
 def _cell(milliseconds: float | None, percent: float | None) -> str:

@@ -2,7 +2,8 @@
 
 The first line says in a sentence what was found. Every table begins with what tells its rows apart; what all rows share
 is said once, above. Columns that do not fit the width go to a second table below, so that no figure is ever cut. Scope
-stands in every title: a loopback figure must not be taken for one of a link.
+stands in every title, and beside the rows where they differ in it: a figure of one host must not be taken for one of a
+link.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ KEYS = (
     Key("model", "model {}", lambda row: plain(row["model"])),
     Key("dtype", "{}", lambda row: plain(row["dtype"])),
     Key("backend", "backend {}", lambda row: plain(row["backend"])),
+    Key("scope", "", lambda row: plain(row["scope"])),  # of all rows it is said in the header
     Key("op", "{}", lambda row: plain(row["op"])),
     Key("device", "device {}", lambda row: plain(row["device"])),
     Key("layout", "layout {}", lambda row: plain(row["layout"])),
@@ -85,13 +87,15 @@ KEYS = (
 
 def render(result: dict[str, Any], console: Console) -> None:
     """Print a whole result (the object of schema.json)."""
-    rows: list[Row] = result["results"]
+    rows: list[Row] = [{"scope": result["scope"], **row} for row in result["results"]]
     measured = [row for row in rows if row["status"] == "ok"]
     keys = _differing(rows)
-    _print_header(result, keys, console)
-    _print_transfers(measured, keys, result["scope"], console)
-    _print_setup(measured, keys, result["scope"], console)
-    _print_references(measured, result["references"], keys, result["scope"], console)
+    scopes = list(dict.fromkeys(row["scope"] for row in rows)) or [result["scope"]]
+    _print_header(result, scopes, keys, console)
+    scope = ", ".join(scopes)
+    _print_transfers(measured, keys, scope, console)
+    _print_setup(measured, keys, scope, console)
+    _print_references(measured, result["references"], keys, scope, console)
     _print_errors([row for row in rows if row["status"] == "error"], keys, console)
     if result["ratio"]:
         from kvxfer.result.ratio_table import render_ratio
@@ -106,13 +110,12 @@ def render(result: dict[str, Any], console: Console) -> None:
 # --- what stands above the tables -----------------------------------------------------------------------------------
 
 
-def _print_header(result: dict[str, Any], keys: Sequence[Key], console: Console) -> None:
-    scope = result["scope"]
+def _print_header(result: dict[str, Any], scopes: Sequence[str], keys: Sequence[Key], console: Console) -> None:
     lines = [
         *_found(result),
         ("prefill", _host(result["host"])),
-        ("decode", _host(result["peer"]) if scope == "network" else "the same host"),
-        ("scope", f"{scope}: {SCOPES[scope]}"),
+        ("decode", _host(result["peer"]) if "network" in scopes else "the same host"),
+        *(("scope", f"{scope}: {SCOPES[scope]}") for scope in scopes),
     ]
     if result["results"]:
         lines.append(("all rows", _shared(result["results"][0], keys)))
@@ -161,7 +164,7 @@ def _differing(rows: Sequence[Row]) -> list[Key]:
 
 def _shared(row: Row, keys: Sequence[Key]) -> str:
     """What all rows have in common, taken from one of them: everything but `keys`."""
-    return ", ".join(key.sentence.format(key.cell(row)) for key in KEYS if key not in keys)
+    return ", ".join(key.sentence.format(key.cell(row)) for key in KEYS if key.sentence and key not in keys)
 
 
 # --- the tables -----------------------------------------------------------------------------------------------------
@@ -225,7 +228,8 @@ def _column(rows: Sequence[Row], header: str, cell: Callable[[Row], str], words:
 
 def _label(row: Row, keys: Sequence[Key], separator: str) -> str:
     """What a row is called among the others."""
-    return separator.join([*(key.sentence.format(key.cell(row)) for key in keys), counted(row["tokens"], "token")])
+    parts = [key.sentence.format(key.cell(row)) for key in keys if key.sentence]
+    return separator.join([*parts, counted(row["tokens"], "token")])
 
 
 # --- cells ----------------------------------------------------------------------------------------------------------
