@@ -1,8 +1,10 @@
 #include "backend/lane.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <optional>
@@ -94,6 +96,61 @@ TEST(lane, connects_all_lanes_in_order) {
     CHECK_EQ(got, i);
   }
   CHECK_EQ(interface_of(mine[0].fd()), "lo");
+}
+
+TEST(lane, goes_over_unix_sockets_too) {
+  const LaneListener listener(token);
+  const LaneListener other(token);
+  CHECK(listener.endpoint().starts_with("unix:@kvxfer-") && listener.endpoint() != other.endpoint());
+  CHECK(is_local(listener.endpoint()) && !is_local("127.0.0.1:1"));
+  LaneListener accepting(token);
+  std::vector<Socket> mine, theirs;
+  together([&] { mine = connect_lanes(accepting.endpoint(), token, 3, soon()); },
+           [&] { theirs = accepting.accept(soon()); });
+  CHECK_EQ(theirs.size(), 3U);
+  const char sent = 'u';
+  CHECK_EQ(send_all(mine[2].fd(), &sent, 1), 0);
+  char got = 0;
+  CHECK_EQ(receive_all(theirs[2].fd(), &got, 1), 0);
+  CHECK_EQ(got, sent);
+  together(
+      [&] {
+        CHECK_THROWS(Fault::peer_lost, "did not accept",
+                     connect_lanes(accepting.endpoint(), std::string(32, 'x'), 1, soon()));
+      },
+      [&] { CHECK_THROWS(Fault::peer_lost, "no data connection", accepting.accept(Deadline::after(second / 2))); });
+  for (const std::string& wrong :
+       {std::string("unix:"), std::string("unix:@"), std::string("unix:/tmp/x"), "unix:@" + std::string(108, 'n')})
+    CHECK_THROWS(Fault::usage, "is no endpoint", connect_lanes(wrong, token, 1, soon()));
+  CHECK_THROWS(Fault::peer_lost, "cannot connect", connect_lanes("unix:@kvxfer-nobody", token, 1, soon()));
+}
+
+TEST(lane, carries_descriptors_over_unix_sockets) {
+  int ends[2];
+  CHECK_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const Socket here(ends[0]), there(ends[1]);
+  const int unused = ::dup(0);
+  ::close(unused);
+  const auto send_byte = [&](int descriptor) {
+    char byte = 'd';
+    iovec vector{&byte, 1};
+    CHECK_EQ(send_vectors(here.fd(), &vector, 1, descriptor), 0);
+  };
+  char got = 0;
+  Socket came;
+  send_byte(here.fd());
+  CHECK_EQ(receive_with_descriptor(there.fd(), &got, 1, came), 0);
+  CHECK(came.open() && came.fd() == unused && (::fcntl(came.fd(), F_GETFD) & FD_CLOEXEC) != 0);
+  send_byte(-1);
+  CHECK_EQ(receive_with_descriptor(there.fd(), &got, 1, came), 0);
+  CHECK(!came.open());
+  for (int round = 0; round < 3; ++round) {  // one that nobody wants is closed
+    send_byte(here.fd());
+    CHECK_EQ(receive_all(there.fd(), &got, 1), 0);
+  }
+  const int still_unused = ::dup(0);
+  ::close(still_unused);
+  CHECK_EQ(still_unused, unused);
 }
 
 TEST(lane, a_wrong_token_is_dropped_before_anything_is_parsed) {
