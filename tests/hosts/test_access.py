@@ -47,6 +47,19 @@ def test_the_required_transport_is_the_interface_of_the_link(
     assert [row["status"] for row in done.document["results"]] == ["error"]
 
 
+def test_backends_of_one_host_do_not_reach_another(
+    hosts: Hosts, files: Files, server: Server, bench: StartBench
+) -> None:
+    """Two network namespaces are two hosts to them; it is said before anything is measured."""
+    for backend in ("shm", "tcp,cma"):
+        done = bench(*peer(hosts), *keys(files), "--backend", backend).wait()
+        done.failed(3, "moves bytes within one host and network namespace", "use a backend that crosses hosts")
+        assert done.document == {}
+    done = bench(*peer(hosts), *keys(files), "--backend", "all").wait()
+    assert done.status == 0, done.err
+    assert [(row["backend"], row["scope"]) for row in done.document["results"]] == [("tcp", "network")]
+
+
 @pytest.mark.parametrize("bind", ["0.0.0.0", "[::]", "address", "[address_6]"])
 def test_every_address_to_listen_on_is_reached(
     hosts: Hosts, files: Files, bench: StartBench, tmp_path: Path, bind: str

@@ -461,3 +461,37 @@ def test_the_stub_names_what_the_module_has() -> None:
     assert public(native) == declared.pop("")
     for name, members in declared.items():
         assert public(getattr(native, name)) == members, name
+
+
+# --- memory
+
+
+def test_memory_is_of_the_kind_and_on_the_node_that_is_asked_for() -> None:
+    for backend, backing in (("tcp", native.Backing.anonymous), ("shm", native.Backing.shared)):
+        context = native.open_context(backend, TOKEN, {})
+        assert context.capabilities.backing == backing
+        region = context.allocate(10_000, native.MemoryKind.host, numa=0)
+        assert region.bytes == 10_000
+        with pytest.raises(UnavailableError, match=r"NUMA node 900 .nodes here: "):
+            context.allocate(10_000, numa=900)
+        context.close()
+    shared = native.Mapping(5000, native.Backing.shared)
+    mappings = Path("/proc/self/maps").read_text()
+    (line,) = [line for line in mappings.splitlines() if line.startswith(f"{shared.address:x}-")]
+    assert "kvxfer-pool" in line
+
+
+def test_memory_of_others_is_none_of_shm() -> None:
+    context = native.open_context("shm", TOKEN, {})
+    assert context.capabilities.own_memory
+    other = native.Mapping(5000)
+    with pytest.raises(UsageError, match="only memory that its own context allocated"):
+        context.register_memory(other.address, 5000)
+    whole = context.allocate(5000)
+    assert context.register_memory(whole.address + 8, 100).bytes == 100
+
+
+def test_progress_returns_at_once_where_threads_do_the_work(ends: tuple[End, End]) -> None:
+    began = time.monotonic()
+    ends[0].context.progress(SOON)
+    assert time.monotonic() - began < 10

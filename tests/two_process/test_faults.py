@@ -96,6 +96,30 @@ def test_a_worker_killed_or_stopped(place: Place, phase: str, fault: Fault, says
     server.says("the run is over")
 
 
+@pytest.mark.parametrize("backend", ["shm", "cma"])
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (kill_decode_worker, "the decode worker was killed by SIGKILL"),
+        (kill_prefill_worker, "the prefill worker was killed by SIGKILL"),
+        pytest.param(stop_decode_worker, "the decode worker has not answered for 3 s", marks=SLOWLY),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+@pytest.mark.parametrize("op", ["push", "pull"])
+def test_a_worker_killed_or_stopped_while_its_memory_is_copied(
+    place: Place, backend: str, fault: Fault, says: str, op: str
+) -> None:
+    server = place.serve()
+    bench = place.start_bench(
+        "--peer", server.address, "--backend", backend, "--op", op, "--tokens", "20000", *LONG, terminal=True
+    )
+    bench.says(" samples", times=3)
+    ends(place, bench, server, fault).failed(5, says)
+    server.says("the run is over")
+    place.serves(server, "--backend", backend)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_server_killed(place: Place, phase: str) -> None:

@@ -41,6 +41,15 @@ def test_tensor_parallel_ranks(
     place.left_alone()
 
 
+@pytest.mark.parametrize("backend", ["shm", pytest.param("cma", marks=pytest.mark.slow)])
+def test_ranks_over_memory(place: Place, backend: str) -> None:
+    """Several peers in one process: they show the same pool, and all copy at once."""
+    words = ("--tp-prefill", "2", "--tp-decode", "4", "--layout", "hnd", "--op", "both", "--inflight", "3")
+    for row in place.measure("--backend", backend, *words)["results"]:
+        assert row["bytes"] == 2 * REQUEST
+        assert row["verified_bytes"] == 2 * row["bytes"]
+
+
 @pytest.mark.parametrize(("prefill", "decode"), [("1", "3"), pytest.param("3", "1", marks=pytest.mark.slow)])
 def test_pipeline_stages(place: Place, prefill: str, decode: str) -> None:
     (row,) = place.measure("--pp-prefill", prefill, "--pp-decode", decode, "--inflight", "2")["results"]

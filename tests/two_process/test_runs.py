@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from kvxfer.backend.probe import choose_backends
+
 from .processes import ELEMENT_BYTES, HEAD_DIM, KV_HEADS, LAYERS, Place, free_port
 
 PHASES = ("library", "context", "allocate", "register", "connect", "exchange", "prepare", "first", "other")
@@ -83,55 +85,68 @@ def check_ratio(result: dict[str, Any]) -> None:
             assert measured["transfer_ms"] == row["p50_ns"] / 1e6
             assert measured["cold_ms"] == row["setup"]["cold_ns"]["p50"] / 1e6
             assert measured["percent"] == pytest.approx(100 * measured["transfer_ms"] / ratio["prefill_ms"])
-            assert measured["scope"] == result["scope"]
+            assert measured["scope"] == row["scope"]
         for link in ratio["links"]:
             assert link["transfer_ms"] == pytest.approx(ratio["bytes"] * 8 / link["line_gbit"] / 1e6)
     assert seen == rows.keys()
 
 
+SCOPES = {"tcp": "loopback", "null": "loopback", "shm": "host", "cma": "host"}
+"""What a backend's bytes go through here."""
+
+TRANSPORTS = {"tcp": "tcp/lo", "shm": "shm/memfd", "cma": "cma/process_vm"}
+
+
 def check(result: dict[str, Any]) -> list[dict[str, Any]]:
     """The whole result of a run that succeeded; returns its rows."""
     check_schema(result)
-    assert (result["exit_status"], result["scope"], result["verdict"]) == (0, "loopback", None)
+    scopes = list(dict.fromkeys(SCOPES[row["backend"]] for row in result["results"]))
+    scope = scopes[0] if len(scopes) == 1 else "loopback"
+    assert (result["exit_status"], result["scope"], result["verdict"]) == (0, scope, None)
     for row in result["results"]:
         check_row(row)
+        assert row["scope"] == SCOPES[row["backend"]]
     check_ratio(result)
-    assert any("loopback" in notice for notice in result["notices"])
+    assert any(f"both sides ran on this host ({', '.join(scopes)})" in notice for notice in result["notices"])
     rows: list[dict[str, Any]] = result["results"]
     assert len({row["id"] for row in rows}) == len(rows)
     return rows
 
 
 @pytest.mark.parametrize(
-    ("dtype", "regions"),
+    ("backend", "dtype", "regions"),
     [
-        ("bf16", 1),
-        ("fp16", 2),
-        ("fp8_e4m3", 1),
-        ("fp8_e5m2", 2),
-        pytest.param("bf16", 2, marks=pytest.mark.slow),
-        pytest.param("fp16", 1, marks=pytest.mark.slow),
-        pytest.param("fp8_e4m3", 2, marks=pytest.mark.slow),
-        pytest.param("fp8_e5m2", 1, marks=pytest.mark.slow),
+        ("tcp", "bf16", 1),
+        ("tcp", "fp16", 2),
+        ("tcp", "fp8_e4m3", 1),
+        ("tcp", "fp8_e5m2", 2),
+        ("shm", "bf16", 2),
+        ("cma", "fp8_e4m3", 1),
+        pytest.param("tcp", "bf16", 2, marks=pytest.mark.slow),
+        pytest.param("tcp", "fp16", 1, marks=pytest.mark.slow),
+        pytest.param("tcp", "fp8_e4m3", 2, marks=pytest.mark.slow),
+        pytest.param("tcp", "fp8_e5m2", 1, marks=pytest.mark.slow),
+        pytest.param("shm", "fp8_e5m2", 1, marks=pytest.mark.slow),
+        pytest.param("cma", "fp16", 2, marks=pytest.mark.slow),
     ],
 )
-def test_both_ways_of_every_dtype(place: Place, dtype: str, regions: int) -> None:
-    result = place.measure("--op", "both", "--dtype", dtype, "--regions", str(regions))
+def test_both_ways_of_every_dtype(place: Place, backend: str, dtype: str, regions: int) -> None:
+    result = place.measure("--backend", backend, "--op", "both", "--dtype", dtype, "--regions", str(regions))
     rows = check(result)
     assert [(row["op"], row["dtype"], row["regions_per_layer"]) for row in rows] == [
         ("push", dtype, regions),
         ("pull", dtype, regions),
     ]
     for row in rows:
-        assert row["transport"] == "tcp/lo"
+        assert row["transport"] == TRANSPORTS[backend]
         assert row["verified"] == "full"
         assert row["verified_bytes"] == 2 * row["bytes"]  # the first request of the last pair, and the last
         assert row["bandwidth_gbyte_s"] == row["bytes"] / row["p50_ns"]
         pairs = zip(row["handover"]["samples_ns"], row["samples_ns"], strict=True)
         assert all(handover >= transfer for handover, transfer in pairs)
         assert np.median(row["post_ns"]) < row["p50_ns"]
-        assert row["cpu_s_per_gib"]["prefill"] > 0
-        assert row["cpu_s_per_gib"]["decode"] > 0
+        initiator = "prefill" if row["op"] == "push" else "decode"
+        assert row["cpu_s_per_gib"][initiator] > 0  # where one side copies, the other has next to nothing to do
     references = {(one["of"], one["kind"]): one for one in result["references"]}
     assert references.keys() == {(row["id"], kind) for row in rows for kind in ("bulk", "memcpy")}
     for row in rows:
@@ -158,9 +173,11 @@ def test_fragmentation_sets_the_number_of_descriptors(place: Place, fragmentatio
     assert [row["descriptors"] for row in rows[1:]] == [3, 3]
 
 
-@pytest.mark.parametrize("op", ["push", "pull"])
-def test_several_requests_at_once(place: Place, op: str) -> None:
-    (row,) = check(place.measure("--inflight", "4", "--op", op))
+@pytest.mark.parametrize(
+    ("backend", "op"), [("tcp", "push"), ("tcp", "pull"), ("shm", "push"), ("shm", "pull"), ("cma", "pull")]
+)
+def test_several_requests_at_once(place: Place, backend: str, op: str) -> None:
+    (row,) = check(place.measure("--inflight", "4", "--op", op, "--backend", backend))
     assert row["inflight"] == 4
     assert row["plans"] >= 4
     assert row["verified_bytes"] == 2 * row["bytes"]
@@ -179,6 +196,23 @@ def test_backends_side_by_side(place: Place) -> None:
     assert (null["verified"], null["verified_bytes"]) == ("off", 0)
     assert null["bandwidth_gbyte_s"] is None
     assert null["cpu_s_per_gib"] == {"prefill": None, "decode": None}
+
+
+def test_all_backends_side_by_side(place: Place) -> None:
+    result = place.measure("--backend", "all")
+    rows = check(result)
+    assert [row["backend"] for row in rows] == choose_backends("all")
+    assert [row["transport"] for row in rows] == [TRANSPORTS[row["backend"]] for row in rows]
+    assert {one["of"] for one in result["references"]} == {row["id"] for row in rows}
+
+
+def test_scopes_stand_beside_the_rows_that_differ_in_them(place: Place) -> None:
+    done = place.bench("--backend", "tcp,shm")
+    assert done.status == 0, done
+    (shm,) = [line for line in done.out.splitlines() if line.startswith("shm") and "shm/memfd" in line]
+    assert "host" in shm.split()
+    assert "Transfers (loopback, host)" in done.out
+    assert "host: both sides on this host through memory" in done.out
 
 
 @pytest.mark.slow
@@ -209,6 +243,7 @@ def test_the_seed_changes_nothing_of_the_sizes(place: Place) -> None:
 
 def test_required_transport(place: Place) -> None:
     assert place.bench("--require-transport", "tcp", "--quiet").status == 0
+    assert place.bench("--backend", "shm", "--require-transport", "shm", "--quiet").status == 0
     path = place.directory / "other.json"
     done = place.bench("--require-transport", "tcp/eth9", "--json", str(path))
     done.failed(3, "tcp/lo carried the bytes", "--require-transport wants tcp/eth9")
@@ -247,6 +282,12 @@ def test_through_serve(place: Place) -> None:
     place.left_alone(server)
     place.serves(server)
     assert server.err.count("a run begins") == server.err.count("the run is over: the client is done") == 2
+
+
+def test_an_advertised_address_is_none_of_a_backend_of_one_host(place: Place) -> None:
+    server = place.serve("--data-port", str(free_port()), "--advertise", "192.0.2.1:9")
+    check(place.measure("--peer", server.address, "--backend", "shm,cma"))
+    place.left_alone(server)
 
 
 def test_through_serve_with_keys(place: Place) -> None:

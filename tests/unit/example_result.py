@@ -101,6 +101,7 @@ def error_row(tokens: int) -> dict[str, Any]:
         "model": "llama-3.1-70b",
         "dtype": "bf16",
         "backend": "tcp",
+        "scope": "loopback",
         "op": "push",
         "device": "cpu",
         "tokens": tokens,

@@ -107,6 +107,17 @@ def test_measured_times_are_beside_and_what_is_missing_is_said(
     assert "MEASURED" in capsys.readouterr().out
 
 
+def test_a_row_through_memory_is_no_loopback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = example_result()
+    for row in result["results"]:
+        row["scope"] = "host"
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(result))
+    document = planned(capsys, "--model", "70b", "--measured", str(path))
+    assert {entry["scope"] for row in document["ratio"] for entry in row["measured"]} == {"host"}
+    assert any("one host (host)" in notice and "no verdict" in notice for notice in document["notices"])
+
+
 def test_measured_in_other_blocks_does_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = example_result()
     tokens = result["results"][0]["tokens"]

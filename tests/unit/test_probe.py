@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from kvxfer.backend.probe import choose_backends, probe_all
+from kvxfer.backend.probe import choose_backends, is_one_host, probe_all
 from kvxfer.errors import UnavailableError, UsageError
 
 
 def test_auto_is_the_first_that_moves_something() -> None:
     assert choose_backends("auto") == ["tcp"]
-    assert [found.name for found in probe_all()] == ["tcp", "null"]
+    assert [found.name for found in probe_all()] == ["tcp", "shm", "cma", "null"]
+
+
+def test_all_are_those_that_can_be_used_and_move_something() -> None:
+    usable = [found.name for found in probe_all() if found.available and found.name != "null"]
+    assert choose_backends("All") == usable
+    assert usable[:2] == ["tcp", "shm"]
+
+
+def test_backends_of_one_host_are_told() -> None:
+    assert {found.name for found in probe_all() if is_one_host(found.name)} == {"shm", "cma"}
 
 
 def test_several_in_the_order_given() -> None:
@@ -19,7 +29,7 @@ def test_several_in_the_order_given() -> None:
 
 @pytest.mark.parametrize("name", ["ucx", "tcp,NCCL"])
 def test_what_is_still_to_come_is_said(name: str) -> None:
-    with pytest.raises(UnavailableError, match="is not in this version, which has tcp, null"):
+    with pytest.raises(UnavailableError, match="is not in this version, which has tcp, shm, cma, null"):
         choose_backends(name)
 
 

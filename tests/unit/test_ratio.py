@@ -22,7 +22,7 @@ from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import BF16, FP8_E4M3
 from kvxfer.model.presets import load_model, preset_names
 from kvxfer.result.file import schema
-from kvxfer.result.ratio_table import LOOPBACK, render_ratio
+from kvxfer.result.ratio_table import render_ratio
 
 SEED_TABLE = [  # tokens, KV GB, prefill ms, transfer ms and % at 100, 200 and 400 Gb/s
     (2048, 0.67, 179, [54, 27, 13], [30, 15, 7]),
@@ -331,10 +331,23 @@ def test_table_fits_80_columns_and_marks_what_is_assumed() -> None:
 def test_table_labels_loopback_and_never_cuts_a_figure() -> None:
     rows = ratio_rows(LLAMA_70B, BF16, [512], 16, ARTICLE, [measured_row(), measured_row(scope="network", op="pull")])
     text = printed(rows)
-    assert LOOPBACK in " ".join(text.split())
+    assert "loopback: says nothing about the links" in " ".join(text.split())
     for word in ("MEASURED", "tcp", "pull", "network", "44.8 (100%)", "too few samples"):
         assert word in text
     assert "…" not in printed(rows, width=50)
+
+
+def test_rows_tell_their_own_scope_or_have_that_of_the_run() -> None:
+    results = example_result()["results"]
+    results[0]["scope"] = "host"
+    measured = measured_rows(results, "loopback")
+    assert [row.scope for row in measured] == ["host", "loopback"]
+    assert "host: says nothing about the links" in " ".join(
+        printed(ratio_rows(LLAMA_70B, BF16, [512], 16, ARTICLE, [measured_row(scope="host")])).split()
+    )
+    results[0]["scope"] = 1
+    with pytest.raises(UsageError, match="has scope = "):
+        measured_rows(results, "loopback")
 
 
 def test_result_with_unknown_parameters_is_printed_too() -> None:
