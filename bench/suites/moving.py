@@ -1,4 +1,4 @@
-"""Two contexts of one backend in this process, connected over loopback, with plans for scattered pieces."""
+"""Two contexts of one backend in this process, joined on this host, with plans for scattered pieces."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Moving:
             pass
 
 
-def connected(backend: str, piece: int, total: int, regions: int = 16) -> Moving:
+def connected(backend: str, piece: int, total: int, regions: int = 16, options: dict[str, int] | None = None) -> Moving:
     """A pair whose pools hold one request of total / piece pieces."""
     token = bytes(32)
-    prefill, decode = (_native.open_context(backend, token, {}) for _ in range(2))
+    prefill, decode = (_native.open_context(backend, token, options or {}) for _ in range(2))
     endpoint = decode.listen("127.0.0.1", 0)
     blocks = total // piece // regions
     sides = []

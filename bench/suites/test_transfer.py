@@ -1,4 +1,4 @@
-"""256 MiB over loopback: scattered pieces through the tcp backend, beside what plain sockets do with one buffer.
+"""256 MiB within this host: scattered pieces through each backend, beside a plain socket and plain copies.
 
 make benchmarks runs it; compare the rates within one run only.
 """
@@ -9,6 +9,7 @@ import socket
 import threading
 
 import numpy as np
+import pytest
 from moving import MIB, Moving, blocks_of, rate
 
 from kvxfer import _native
@@ -18,7 +19,7 @@ from kvxfer.cache.tables import scatter
 SIZE = 256 * MIB
 
 
-def test_tcp_push_scattered(benchmark, scattered: Moving) -> None:
+def test_push_scattered(benchmark, scattered: Moving) -> None:
     benchmark.pedantic(scattered.push, rounds=15, warmup_rounds=2)
     rate(benchmark, scattered.bytes)
 
@@ -50,9 +51,10 @@ def test_plain_socket_one_buffer(benchmark) -> None:
     rate(benchmark, SIZE)
 
 
-def test_memcpy_of_the_same_pieces(benchmark) -> None:
-    piece = 64 << 10
-    source, target = (_native.Mapping(SIZE) for _ in range(2))
+@pytest.mark.parametrize("backing", _native.Backing, ids=lambda backing: backing.name)
+def test_memcpy_of_the_same_pieces(benchmark, piece: int, backing: _native.Backing) -> None:
+    """One thread; shm is to be held against shared memory, the others against anonymous memory."""
+    source, target = (_native.Mapping(SIZE, backing) for _ in range(2))
     tables = scatter(SIZE // piece, 1, 1, 1.0, 0)
     plan = transfer_plan(blocks_of(piece, 1), [tables.prefill[0]], [tables.decode[0]])
 

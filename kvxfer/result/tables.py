@@ -143,7 +143,7 @@ def _found(result: dict[str, Any]) -> list[tuple[str, str]]:
         f"{what}: {counted(row['tokens'], 'token')} move in {milliseconds(row['p50_ns'])} ms",
         f"{figure(row['bandwidth_gbyte_s'])} GB/s",
         *_share_of_prefill(result["ratio"], row["id"]),
-        f"{result['scope']}{' (' + ', '.join(beware) + ')' if beware else ''}",
+        f"{row.get('scope', result['scope'])}{' (' + ', '.join(beware) + ')' if beware else ''}",
     ]
     return [("found", ", ".join(parts))]
 

