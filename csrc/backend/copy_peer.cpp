@@ -70,10 +70,17 @@ void CopyPeer::end_open_transfers() {
   queue_.clear();
   for (Transfer& t : transfers_) {
     if (!t.open) continue;
-    t.open = false;
-    emit_error(t.tag);
+    t.lost = true;
+    end_in_error(t);
   }
   work_.notify_all();
+}
+
+// Whoever is told may free the memory: not while a thread still copies there.
+void CopyPeer::end_in_error(Transfer& transfer) {
+  if (transfer.chunks_out > 0) return;
+  transfer.open = false;
+  emit_error(transfer.tag);
 }
 
 void CopyPeer::post(LanePlan& plan, Op op, std::span<const std::uint32_t> segments, std::uint64_t tag,
@@ -182,14 +189,27 @@ void CopyPeer::copy_chunks() {
     const int code = copy_chunk(chunk, local, remote);
     lock.lock();
     if (--copying_ == 0) idle_.notify_all();
+    if (chunk.transfer->lost) {
+      --chunk.transfer->chunks_out;
+      end_in_error(*chunk.transfer);
+    }
     if (stopping_) return;
     Outcome outcome;
     if (code == 0) outcome = chunk_done(chunk);
     lock.unlock();
-    if (code != 0) return fail(why_not_copied(code));
+    if (code != 0) return give_up(chunk, code);
     perform(outcome);
     lock.lock();
   }
+}
+
+void CopyPeer::give_up(const Chunk& chunk, int code) {
+  {
+    const std::lock_guard lock(mutex_);
+    --chunk.transfer->chunks_out;
+    if (chunk.transfer->lost) end_in_error(*chunk.transfer);
+  }
+  fail(why_not_copied(code));
 }
 
 int CopyPeer::copy_chunk(const Chunk& chunk, std::span<iovec> local, std::span<iovec> remote) {

@@ -51,6 +51,7 @@ class CopyPeer : public LanePeer {
     bool open = false;
     bool cancelling = false;
     bool copied = false;  // every byte; the other side is being told
+    bool lost = false;    // with its peer: it ends once no thread copies any of it
     Op op = Op::push;
     std::uint64_t tag = 0;
     LanePlan* plan = nullptr;
@@ -81,6 +82,8 @@ class CopyPeer : public LanePeer {
   };
 
   void copy_chunks();
+  void give_up(const Chunk& chunk, int code);
+  void end_in_error(Transfer& transfer);  // with mutex_ held
   int copy_chunk(const Chunk& chunk, std::span<iovec> local, std::span<iovec> remote);
   void perform(const Outcome& outcome);
   std::string was_written(const Notice& notice);
