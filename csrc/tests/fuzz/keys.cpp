@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "backend/lane_peer.h"
 #include "tests/fuzz/target.h"
 #include "tests/pair.h"
 
@@ -49,12 +50,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t max_size,
                                                unsigned seed) {
   static constexpr std::uint32_t magic = 0x4b58564b;
-  const std::uint64_t entry[2] = {seed % 3, seed % 2 == 0 ? UINT64_MAX - seed % 7 : seed};
+  const kvxfer::RegionKey entry{seed % 3, seed % 5, seed % 2 == 0 ? UINT64_MAX - seed % 7 : seed, seed};
   if (size < sizeof magic && max_size >= sizeof magic) {
     std::memcpy(data, &magic, sizeof magic);
     return sizeof magic;
   }
   if (seed % 4 == 0 || size + sizeof entry > max_size) return LLVMFuzzerMutate(data, size, max_size);
-  std::memcpy(data + size, entry, sizeof entry);
+  std::memcpy(data + size, &entry, sizeof entry);
   return size + sizeof entry;
 }

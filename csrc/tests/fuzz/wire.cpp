@@ -8,12 +8,18 @@
 //   act   what the application does meanwhile: post, arm, cancel
 //   poll  how long it waits for events
 //
+// KVXFER_FUZZ_BACKEND says whose wire it is, each a program of its own. Where peers share memory, one in eight notices
+// carries a descriptor: of memory that is sealed, or not, or of something else.
+//
 // The context may lose that peer and nothing else: now and then a proper client is served. Memory is watched.
 #include <netinet/in.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
 #include <unistd.h>
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -33,13 +39,14 @@
 // undefined, and nothing depends on it: the kernel copies payload, and this side never looks at it.
 extern "C" const char* __tsan_default_suppressions();
 extern "C" const char* __tsan_default_suppressions() {
-  return "race:kvxfer::send_vectors\nrace:kvxfer::receive_vectors\n";
+  return "race:kvxfer::send_vectors\nrace:kvxfer::receive_vectors\nrace:kvxfer::copy_vectors\n";
 }
 #endif
 
 namespace kvxfer::test {
 namespace {
 
+constexpr const char* backend = KVXFER_FUZZ_BACKEND;
 constexpr std::uint64_t region_bytes = 1 << 16;
 constexpr std::uint64_t inputs_per_check = 25;     // after which a proper client is served
 constexpr std::uint64_t inputs_per_context = 200;  // a context remembers its peers until it is closed
@@ -178,7 +185,7 @@ class Author {
   // On lane 0.
   Record notice() {
     Notice one;
-    one.kind = static_cast<NoticeKind>(1 + below(11));
+    one.kind = static_cast<NoticeKind>(1 + below(15));
     one.plan = static_cast<std::uint32_t>(below(4) == 0 ? number(1) : 0);
     one.op = operation(one.kind == NoticeKind::request ? Op::pull : Op::push);
     one.tag = below(4);
@@ -228,7 +235,7 @@ class Author {
 
 class Attacked {
  public:
-  Attacked() { renew(); }
+  Attacked() : local_(find_backend(backend).one_host) { renew(); }
 
   void take(Script script) {
     if (inputs_ % inputs_per_context == inputs_per_context - 1) renew();
@@ -236,7 +243,7 @@ class Attacked {
     if ((first & is_stranger) != 0)
       stranger(((first & knows_token) != 0 ? token : "") + script.rest());
     else
-      peer(static_cast<std::uint16_t>(1 + first % 4), script);
+      peer(static_cast<std::uint16_t>(local_ && first % 4 != 3 ? 1 : 1 + first % 4), script);
     if (inputs_++ % inputs_per_check == 0) serve_proper_client();
     if (before_ == 0) before_ = resident_kib();
     if (resident_kib() > before_ + memory_limit_kib) throw Failure("memory grows without bounds");
@@ -252,8 +259,9 @@ class Attacked {
 
   void renew() {
     if (context_) context_->close();
-    context_ = find_backend("tcp").open(token, {});
+    context_ = find_backend(backend).open(token, {});
     region_ = context_->allocate(region_bytes, MemoryKind::host, -1);
+    quiet_ = context_->allocate(region_bytes, MemoryKind::host, -1);
     endpoint_ = context_->listen("127.0.0.1", 0);
   }
 
@@ -262,14 +270,32 @@ class Attacked {
     [[maybe_unused]] const auto sent = ::send(lane.fd(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
 
+  void say_with_descriptor(const Socket& lane, std::string text, std::uint32_t choice) {
+    const Mapping sealed(choice % 4 < 2 ? region_bytes : 1, Backing::shared);
+    const Socket plain(::memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    const int choices[] = {sealed.descriptor(), plain.fd(), STDIN_FILENO};
+    iovec vector{text.data(), text.size()};
+    send_vectors(lane.fd(), &vector, 1, choices[choice % 3]);
+  }
+
   void stranger(const std::string& says) {
-    const std::size_t colon = endpoint_.rfind(':');
-    const Socket socket(::socket(AF_INET, SOCK_STREAM, 0));
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_port = htons(static_cast<std::uint16_t>(std::stoi(endpoint_.substr(colon + 1))));
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (::connect(socket.fd(), reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0) throw Failure("no connection");
+    const Socket socket(::socket(local_ ? AF_UNIX : AF_INET, SOCK_STREAM, 0));
+    sockaddr_storage to{};
+    std::size_t length = sizeof(sockaddr_in);
+    if (local_) {
+      auto* name = reinterpret_cast<sockaddr_un*>(&to);
+      name->sun_family = AF_UNIX;
+      const std::string text = endpoint_.substr(std::strlen("unix:@"));
+      std::memcpy(name->sun_path + 1, text.data(), text.size());
+      length = offsetof(sockaddr_un, sun_path) + 1 + text.size();
+    } else {
+      auto* port = reinterpret_cast<sockaddr_in*>(&to);
+      port->sin_family = AF_INET;
+      port->sin_port = htons(static_cast<std::uint16_t>(std::stoi(endpoint_.substr(endpoint_.rfind(':') + 1))));
+      port->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    }
+    if (::connect(socket.fd(), reinterpret_cast<const sockaddr*>(&to), static_cast<socklen_t>(length)) != 0)
+      throw Failure("no connection");
     say(socket, says);
     const bool knew = says.substr(0, token.size()) == token;
     try {
@@ -287,7 +313,8 @@ class Attacked {
       together([&] { peer = context_->accept(soon()); },
                [&] { lanes = connect_lanes(endpoint_, token, lane_count, soon()); });
     } catch (const Error& error) {
-      if (error.fault() == Fault::usage && lane_count == 1) return;  // no data lanes
+      // No data lanes, or some where there should be none.
+      if (error.fault() == Fault::usage && (lane_count == 1) != local_) return;
       throw;
     }
     prepare_properly(lanes[0], *peer);
@@ -298,8 +325,10 @@ class Attacked {
         act(one.choice % 5, one.tag);
       else if (one.step == Step::poll)
         drain(one.choice % 3 * 500'000);
+      else if (local_ && one.choice % 8 == 0)
+        say_with_descriptor(lanes[0], one.literal, one.choice / 8U);
       else
-        say(lanes[one.step == Step::say ? one.choice % lane_count : 1 + one.choice % (lane_count - 1)],
+        say(lanes[one.step == Step::say || local_ ? one.choice % lane_count : 1 + one.choice % (lane_count - 1)],
             one.literal + noise(one.noise));
     }
     drain(500'000);
@@ -321,6 +350,14 @@ class Attacked {
   // The same plan on both sides: half of the region in two segments.
   void prepare_properly(const Socket& lane, Peer& peer) {
     peer.import_keys(context_->export_keys({&region_, 1}));
+    const Mapping pool(region_bytes, Backing::shared);  // stands for the peer's
+    if (context_->capabilities().own_memory) {
+      Notice shown;
+      shown.kind = NoticeKind::pool;
+      shown.total = region_bytes;
+      iovec vector{&shown, sizeof shown};
+      send_vectors(lane.fd(), &vector, 1, pool.descriptor());
+    }
     const std::vector<std::uint32_t> zeros(2, 0), starts{0, 1};
     const std::vector<std::uint64_t> offsets{0, region_bytes / 2}, lengths{region_bytes / 2, region_bytes / 2};
     Notice one;
@@ -362,30 +399,32 @@ class Attacked {
 
   void serve_proper_client() {
     End client;
-    client.context = find_backend("tcp").open(token, {});
+    client.context = find_backend(backend).open(token, {});
     client.allocate(region_bytes);
     std::shared_ptr<Peer> peer;
     together([&] { client.peer = client.context->connect(endpoint_, soon()); },
              [&] { peer = context_->accept(soon()); });
-    client.peer->import_keys(context_->export_keys({&region_, 1}));
+    client.peer->import_keys(context_->export_keys({&quiet_, 1}));
     peer->import_keys(client.context->export_keys({&client.region, 1}));
     std::memset(client.region.address, static_cast<int>(inputs_ % 256), region_bytes);
-    const std::vector<std::uint32_t> zero{0};
+    const std::vector<std::uint32_t> zero{0}, quiet{quiet_.id};
     const std::vector<std::uint64_t> offset{0}, length{region_bytes};
     std::shared_ptr<Plan> mine, theirs;
     together(
-        [&] { mine = context_->prepare(*peer, {zero, offset, zero, offset, length, zero}, soon()); },
-        [&] { theirs = client.context->prepare(*client.peer, {zero, offset, zero, offset, length, zero}, soon()); });
+        [&] { mine = context_->prepare(*peer, {quiet, offset, zero, offset, length, zero}, soon()); },
+        [&] { theirs = client.context->prepare(*client.peer, {zero, offset, quiet, offset, length, zero}, soon()); });
     client.context->post(*theirs, Op::push, {}, 1, nullptr);
     client.wait(EventKind::confirmed, 1);
-    if (std::memcmp(client.region.address, region_.address, region_bytes) != 0)
+    if (std::memcmp(client.region.address, quiet_.address, region_bytes) != 0)
       throw Failure("a proper client's bytes are wrong");
     client.context->close();
   }
 
+  const bool local_;
   std::mt19937_64 noise_;
   std::unique_ptr<Context> context_;
   Region region_;
+  Region quiet_;  // of proper clients: copies that hostile peers began may still be under way in the other one
   std::string endpoint_;
   std::shared_ptr<Plan> plan_;
   ReadyFlag ready_{0};
