@@ -445,8 +445,10 @@ int connect_socket(const Address& address, Deadline deadline, int interrupt, Soc
   int code = ::connect(socket.fd(), address.get(), address.length) == 0 ? 0 : errno;
   // A Unix listener whose queue is full: there is nothing to wait on.
   for (; code == EAGAIN && !deadline.passed();
-       code = ::connect(socket.fd(), address.get(), address.length) == 0 ? 0 : errno)
-    ::poll(nullptr, 0, 1);
+       code = ::connect(socket.fd(), address.get(), address.length) == 0 ? 0 : errno) {
+    pollfd stop{interrupt, POLLIN, 0};
+    if (::poll(&stop, 1, 1) > 0) return ECANCELED;
+  }
   if (code == EINPROGRESS || code == EINTR) {
     code = wait_for(socket.fd(), POLLOUT, deadline, interrupt);
     if (code == 0) {
