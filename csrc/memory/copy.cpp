@@ -1,9 +1,9 @@
 #include "memory/copy.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -33,9 +33,12 @@ inline void stream_line(char* to, const char* from) {
   _mm_stream_si128(target + 3, d);
 }
 
+// Streams further apart than this touch more pages at a time than the first address cache holds.
+constexpr std::size_t most_at_once = 64 << 10;
+
 // A large piece is read and written at four places in turn: the prefetchers stop at the end of a page, and while one
 // stream starts anew the others go on.
-void stream(char* to, const char* from, std::size_t bytes) {
+void stream_some(char* to, const char* from, std::size_t bytes) {
   const std::size_t head = std::min(bytes, (line - reinterpret_cast<std::uintptr_t>(to) % line) % line);
   std::memcpy(to, from, head);
   to += head;
@@ -51,6 +54,12 @@ void stream(char* to, const char* from, std::size_t bytes) {
   }
   for (; bytes >= line; bytes -= line, to += line, from += line) stream_line(to, from);
   std::memcpy(to, from, bytes);
+}
+
+void stream(char* to, const char* from, std::size_t bytes) {
+  for (; bytes > most_at_once; bytes -= most_at_once, to += most_at_once, from += most_at_once)
+    stream_some(to, from, most_at_once);
+  stream_some(to, from, bytes);
 }
 
 // Whoever is told that the bytes are there has to find them.
@@ -83,9 +92,13 @@ void copy_vectors(std::span<const iovec> to, std::span<const iovec> from, bool p
 }
 
 std::uint64_t cache_bytes() {
-  constexpr std::uint64_t usual = std::uint64_t{32} << 20;
-  const long told = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
-  return told > 0 ? static_cast<std::uint64_t>(told) : usual;
+  // What this CPU shares in, as the kernel says it: sysconf() may add up the caches of CPUs that are not even here.
+  for (const char* index : {"index3", "index2"}) {
+    std::ifstream file(std::string("/sys/devices/system/cpu/cpu0/cache/") + index + "/size");
+    std::uint64_t kib = 0;
+    if (file >> kib && kib > 0) return kib << 10;  // "32768K"
+  }
+  return std::uint64_t{32} << 20;
 }
 
 }  // namespace kvxfer
