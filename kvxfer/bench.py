@@ -60,7 +60,11 @@ def command(
         str | None, typer.Option(metavar="NAME", help="fail when something else carried the bytes (tcp, tcp/eth0)")
     ] = None,
     backend_option: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=N", help="of the backend, such as connections=4; repeatable")
+        list[str] | None,
+        typer.Option(
+            metavar="[BACKEND.]NAME=N",
+            help="of every backend (connections=4) or of one (tcp.connections=4); repeatable",
+        ),
     ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="write the result there (-: stdout, alone)")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="print no tables and no progress")] = False,
@@ -74,7 +78,6 @@ def command(
         "fragmentation": parse_float(fragmentation, "--fragmentation", 0, 1),
         "seed": parse_int(seed, "--seed", low=0, high=(1 << 63) - 1),
         "inflight": parse_int(inflight, "--inflight", high=256),
-        "options": _backend_options(backend_option or []),
         "prefill": asked.prefill,
         "decode": asked.decode,
     }
@@ -91,8 +94,9 @@ def command(
     from kvxfer.measure.run import Request
 
     backends = choose_backends(backend)
+    backend_options = _backend_options(backend_option or [], backends)
     request = Request(
-        rows=_rows(asked, per_layer, ops, backends, alike),
+        rows=_rows(asked, per_layer, ops, backend_options, alike),
         effort=Effort(**effort),
         assumptions=asked.assumptions,
         words=context.obj,
@@ -103,8 +107,10 @@ def command(
     return _run(request, peer, key, server_key, json, quiet)
 
 
-def _rows(asked: Asked, per_layer: int, ops: list[Op], backends: list[str], alike: dict[str, Any]) -> list[Row]:
-    """Raises UsageError when one of them cannot be cut over the ranks, or has nothing to move."""
+def _rows(
+    asked: Asked, per_layer: int, ops: list[Op], backends: dict[str, dict[str, int]], alike: dict[str, Any]
+) -> list[Row]:
+    """Of each backend with its options. Raises UsageError when one cannot be cut over the ranks, or moves nothing."""
     from kvxfer.measure.request import Row
 
     rows = [
@@ -114,25 +120,35 @@ def _rows(asked: Asked, per_layer: int, ops: list[Op], backends: list[str], alik
             op=op,
             tokens=tokens,
             held_blocks=asked.assumptions.held_blocks(tokens, asked.block_size),
-            **(alike if backend != "null" else alike | {"options": {}}),
+            options=own_options,
+            **alike,
         )
         for spec in [asked.spec(dtype, per_layer) for dtype in asked.dtypes]
         for op in ops
         for tokens in asked.tokens
-        for backend in backends
+        for backend, own_options in backends.items()
     ]
     for row in rows:
         row.check()
     return rows
 
 
-def _backend_options(texts: list[str]) -> dict[str, int]:
-    options = {}
+def _backend_options(texts: list[str], backends: list[str]) -> dict[str, dict[str, int]]:
+    """The options of each backend: NAME=N is every one's that moves data, BACKEND.NAME=N that one's alone."""
+    options: dict[str, dict[str, int]] = {backend: {} for backend in backends}
     for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise UsageError(f"--backend-option '{text}': give NAME=NUMBER, such as connections=4")
-        options[name.strip()] = parse_int(value, f"--backend-option {name}=", low=0)
+        name, equals, value = (part.strip() for part in text.partition("="))
+        backend, dot, own_name = name.rpartition(".")
+        if not own_name or not equals or (dot and not backend):
+            raise UsageError(
+                f"--backend-option '{text}': give NAME=NUMBER or BACKEND.NAME=NUMBER, such as tcp.connections=4"
+            )
+        if dot and backend not in options:
+            raise UsageError(
+                f"--backend-option '{text}': {backend} is not measured; --backend has {', '.join(options)}"
+            )
+        for receiver in [backend] if dot else [one for one in backends if one != "null"]:
+            options[receiver][own_name] = parse_int(value, f"--backend-option {name}=", low=0)
     return options
 
 
