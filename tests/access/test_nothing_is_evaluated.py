@@ -119,6 +119,6 @@ def test_what_comes_as_text_opens_nothing() -> None:
             for name, call in calls(path):
                 if name.split(".")[-1] in ("open", "read_text", "read_bytes", "write_text", "write_bytes", "unlink"):
                     where = f"{folder}/{path.name}"
-                    assert where in ("control/keys.py", "measure/host.py", "measure/process.py"), (
-                        f"{where} line {call.lineno}: {ast.unparse(call)}"
-                    )
+                    own = where in ("control/keys.py", "measure/host.py", "measure/process.py")
+                    own |= bool(call.args) and ast.unparse(call.args[0]) == "os.devnull"
+                    assert own, f"{where} line {call.lineno}: {ast.unparse(call)}"
