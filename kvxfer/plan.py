@@ -90,9 +90,9 @@ def plan_document(request: Request, words: Sequence[str], wants_measured: bool =
 
 def _wires(request: Request, dtype: DType) -> Wires:
     """What moves between the ranks by prompt length; None when each side has one. Nothing where decode holds all."""
+    spec = request.spec(dtype)  # which refuses what bench would
     if not request.assumptions.parallel:
         return None
-    spec = request.spec(dtype)
     pairs = rank_pairs(spec.regions(request.prefill), spec.regions(request.decode), spec.order)
     wires = {}
     for count in request.tokens:

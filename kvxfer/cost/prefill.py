@@ -26,14 +26,14 @@ def attention_flop(shape: ModelShape, tokens: int, cached: float = 0.0) -> float
     to the cached ones too, so N² - cached² in its place. In a window each token attends to at most so many tokens, in a
     chunk to those of its chunk. MLA prefills with heads of qk_head_dim and v_head_dim; an indexer scores every pair,
     and then each token attends to at most index_topk. Linear attention and Mamba have no term: what they do per token
-    is constant, and small beside their weights.
+    is constant, and small beside their weights. Layers of multi-token prediction draft tokens, which is no part of it.
     """
-    return sum(count * _layer_flop(shape, kind, tokens, cached) for count, kind in shape.groups())
+    return sum(count * _layer_flop(shape, kind, tokens, cached) for count, kind in shape.prefill_groups())
 
 
 def attention_formula(shape: ModelShape) -> str:
     """attention_flop in symbols for a prompt of N tokens, none of them cached; empty when there is no attention."""
-    return " + ".join(term for count, kind in shape.groups() for term in _terms(shape, kind, count))
+    return " + ".join(term for count, kind in shape.prefill_groups() for term in _terms(shape, kind, count))
 
 
 def prefill_ms(flop: float, gpus: int, eff_tflops: float) -> float:

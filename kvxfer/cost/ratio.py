@@ -103,7 +103,7 @@ def _hits(assumptions: Assumptions, tokens: int, block_size: int) -> dict[str, f
     if not assumptions.prefix_hits:
         return {}
     return {
-        "prefill_tokens": tokens - assumptions.cached_tokens(tokens),
+        "prefill_tokens": round(tokens - assumptions.cached_tokens(tokens), 6),  # 0.9 has no exact binary form
         "held_tokens": assumptions.held_blocks(tokens, block_size) * block_size,
     }
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import DType
 from kvxfer.model.layers import FullAttention, Latent, LayerKind
+
+MTP_LEFT_OUT = "its layers of multi-token prediction are left out; --with-mtp counts them"
+"""How the notice ends that a model has while with_mtp() has not been called."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,11 @@ class ModelShape:
 
     def groups(self) -> list[tuple[int, LayerKind]]:
         """How many layers there are of each kind, in the order of their first."""
-        counts: dict[LayerKind, int] = {}
-        for kind in self.layer_kinds:
-            counts[kind] = counts.get(kind, 0) + 1
-        return [(count, kind) for kind, count in counts.items()]
+        return _grouped(self.layer_kinds)
+
+    def prefill_groups(self) -> list[tuple[int, LayerKind]]:
+        """The same of the layers that a prefill computes: those of multi-token prediction are not among them."""
+        return _grouped(self.layer_kinds[: len(self.layer_kinds) - self.mtp_layers])
 
     def kv_bytes_per_token(self, dtype: DType) -> int:
         """Bytes that one more token adds to a long prompt: those of the layers that grow with it.
@@ -128,10 +133,19 @@ class ModelShape:
     def with_mtp(self) -> ModelShape:
         """The model with its multi-token-prediction layers. Raises UsageError when none are known."""
         if not self.mtp_kinds:
-            raise UsageError(f"{self.name} has no multi-token-prediction layers whose cache is known here")
+            raise UsageError(
+                f"{self.name} has no multi-token-prediction layers whose cache is known here; leave --with-mtp out"
+            )
         kinds = self.layer_kinds + self.mtp_kinds
         count = len(self.mtp_kinds)
-        return replace(self, layers=self.layers + count, layer_kinds=kinds, mtp_kinds=(), mtp_layers=count)
+        notices = tuple(notice for notice in self.notices if not notice.endswith(MTP_LEFT_OUT))
+        return replace(
+            self, layers=self.layers + count, layer_kinds=kinds, mtp_kinds=(), mtp_layers=count, notices=notices
+        )
+
+
+def _grouped(kinds: Iterable[LayerKind]) -> list[tuple[int, LayerKind]]:
+    return [(count, kind) for kind, count in Counter(kinds).items()]
 
 
 def blocks_of(tokens: int, block_size: int) -> int:

@@ -122,10 +122,12 @@ def test_a_config_without_layers_is_still_refused(
         (["--kv-bytes-per-token", "1024", "--dtype", "bf16,fp8"], "--dtype names several"),
     ],
 )
-def test_bench_refuses_before_it_starts_anything(
+def test_bench_and_plan_refuse_before_they_start_anything(
     argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench.main(argv) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert says in err
+    assert plan.main(argv) == 2
+    assert says in capsys.readouterr().err

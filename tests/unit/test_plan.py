@@ -58,9 +58,9 @@ def test_document_has_the_fields_of_a_result(capsys: pytest.CaptureFixture[str])
 
 
 def test_bytes_per_token_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
-    document = planned(capsys, "--tokens", "16", "--kv-bytes-per-token", "1000")
-    assert document["models"][0]["kv_bytes_per_token"] == 1000
-    assert document["ratio"][0]["bytes"] == 16_000
+    document = planned(capsys, "--tokens", "16", "--kv-bytes-per-token", "1024")
+    assert document["models"][0]["kv_bytes_per_token"] == 1024
+    assert document["ratio"][0]["bytes"] == 16 * 1024
 
 
 def test_other_families_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,6 +82,7 @@ def test_prefix_hits(capsys: pytest.CaptureFixture[str]) -> None:
 def test_multi_token_prediction_and_packed_dtypes(capsys: pytest.CaptureFixture[str]) -> None:
     document = planned(capsys, "--model", "deepseek-v3.2", "--with-mtp", "--dtype", "fp8,fp8_ds_mla")
     assert [model["kv_bytes_per_token"] for model in document["models"]] == [62 * 708, 62 * 788]
+    assert not any("left out" in notice for notice in document["notices"])
     assert any("fp8_e4m3 cache of deepseek-v3.2 as fp8_ds_mla" in notice for notice in document["notices"])
 
 
