@@ -6,7 +6,7 @@ and whose value does not switch it off, refuses the model: a wrong number of byt
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from kvxfer.errors import UsageError
@@ -27,18 +27,29 @@ SUSPICIOUS = (
 )
 """Substrings of field names. A field that matches one must be inert or understood."""
 
-COMMON = frozenset(
+DETERMINING = frozenset(
     {
         *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-        # these shape the MLP, biases or the positions, not the cache
-        *("decoder_sparse_step", "n_shared_experts", "num_shared_experts", "no_rope_layer_interval"),
-        *("mlp_layer_types", "qkv_bias"),
-        *("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size"),
         # layers of multi-token prediction, which are counted apart
         *("num_nextn_predict_layers", "use_mtp", "num_mtp_modules", "mtp_transformer_layers", "mtp_num_hidden_layers"),
     }
 )
+"""Fields that every family reads. In an object that no family reads they may mean another cache."""
+
+HARMLESS = frozenset(
+    {
+        *("decoder_sparse_step", "n_shared_experts", "num_shared_experts", "no_rope_layer_interval"),
+        *("mlp_layer_types", "qkv_bias"),
+        *("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size"),
+    }
+)
+"""Fields that shape the MLP, biases or the positions, not the cache."""
+
+COMMON = DETERMINING | HARMLESS
 """Fields that every family understands."""
+
+TOKEN_IDS = ("_token_id", "_token_index")
+"""How the names of fields end that hold the number of a token in the vocabulary."""
 
 ABOUT_OTHER_THINGS = frozenset(
     {
@@ -58,23 +69,36 @@ def refuse_unknown(
 
     `where` is the file's name, `prefix` leads to this object in it.
     """
-    fields = [name for name in config if _is_suspicious(name) and not is_inert(config[name])]
+    fields = [name for name, value in config.items() if _is_suspicious(name, value)]
     fields = [name for name in fields if name not in COMMON and name not in understood]
     if fields:
         raise unknown_field(config, fields, family, where, prefix)
-    for name, value in config.items():
-        if name in understood or name in COMMON or name in ABOUT_OTHER_THINGS:
-            continue
-        for inner in value if isinstance(value, list) else [value]:
-            if isinstance(inner, dict):
-                refuse_unknown(inner, (), family, where, f"{prefix}{quoted(name)[1:-1]}.")
+    for path, inner in _objects_inside(config, ABOUT_OTHER_THINGS.union(understood)):
+        fields = [name for name, value in inner.items() if _is_suspicious(name, value) or name in DETERMINING]
+        fields = [name for name in fields if name not in HARMLESS and not is_inert(inner[name])]
+        if fields:
+            raise unknown_field(inner, fields, family, where, f"{prefix}{path}.")
+
+
+def _objects_inside(config: Mapping[str, Any], passed_over: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every object inside the fields of this one, however deep in objects and lists, and the path that leads to it."""
+    waiting = [(_shown(name), value) for name, value in config.items() if name not in passed_over]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, list):
+            waiting += [(path, entry) for entry in value]
+        elif isinstance(value, dict):
+            yield path, value
+            waiting += [
+                (f"{path}.{_shown(name)}", inner) for name, inner in value.items() if name not in ABOUT_OTHER_THINGS
+            ]
 
 
 def unknown_field(
     config: Mapping[str, Any], fields: list[str], family: str, where: str, prefix: str = ""
 ) -> UsageError:
     """The error that refuses a model for these fields."""
-    first, *others = (f"{prefix}{quoted(name)[1:-1]}" for name in fields)
+    first, *others = (f"{prefix}{_shown(name)}" for name in fields)
     beside = f" (beside {', '.join(others[:3])})" if others else ""
     return UsageError(
         f"cannot size the cache of {quoted_path(where)} as {family.replace('_', ' ')}: {first} is "
@@ -83,6 +107,13 @@ def unknown_field(
     )
 
 
-def _is_suspicious(field: str) -> bool:
+def _is_suspicious(field: str, value: object) -> bool:
+    """Whether the name says that the cache may be another, and the value does not switch that off."""
     lower = field.lower()
+    if is_inert(value) or (type(value) is int and lower.endswith(TOKEN_IDS)):
+        return False
     return any(part in lower for part in SUSPICIOUS)
+
+
+def _shown(name: str) -> str:
+    return quoted(name)[1:-1]

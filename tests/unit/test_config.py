@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from config_rule import RULE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shared_files import CONFIGS
@@ -76,12 +77,6 @@ PRESET_OF = {
     "openai--gpt-oss-20b": "gpt-oss-20b",
     "zai-org--GLM-5": "glm-5",
 }
-
-RULE = (
-    *("window", "lora", "index", "compress", "shar", "state", "conv", "ssm", "chunk", "sparse", "linear", "latent"),
-    "pattern",
-)
-"""What no family may pass over."""
 
 
 def shape(**changes: Any) -> ModelShape:
@@ -344,6 +339,12 @@ def one_shape_or_one_error(config: dict[str, Any]) -> None:
         ("attn_config", {"sliding_window_size": 128}, "attn_config.sliding_window_size"),
         ("attention", {"inner": {"kv_lora_rank": 16}}, "attention.inner.kv_lora_rank"),
         ("layer_config", [{}, {"window": 8}], "layer_config.window"),
+        ("layer_config", [[{"window": 8}]], "layer_config.window"),
+        ("layer_config", [[], [{"x": [[{"window": 8}]]}]], "layer_config.x.window"),
+        ("attn_cfg", {"num_key_value_heads": 16, "head_dim": 999}, "attn_cfg.num_key_value_heads"),
+        ("overrides", [{"layer": 1, "num_hidden_layers": 9}], "overrides.num_hidden_layers"),
+        ("decoder", {"hidden_size": 128}, "decoder.hidden_size"),
+        ("draft", {"num_nextn_predict_layers": 1}, "draft.num_nextn_predict_layers"),
     ],
 )
 def test_fields_of_objects_inside_are_refused_by_name_too(field: str, value: Any, named: str) -> None:
@@ -351,6 +352,36 @@ def test_fields_of_objects_inside_are_refused_by_name_too(field: str, value: Any
         shape_from_config(PLAIN | {field: value}, "inside", "config.json")
 
 
-def test_objects_that_say_nothing_of_the_cache_are_passed_over() -> None:
-    quantized = PLAIN | {"quantization_config": {"weight_block_size": [128, 128]}}
-    assert shape_from_config(quantized, "quantized", "config.json").layers == PLAIN["num_hidden_layers"]
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("quantization_config", {"weight_block_size": [128, 128], "kv_cache_scheme": {"num_bits": 8}}),
+        ("rope_scaling", {"type": "yarn", "rope_chunk": 3}),
+        ("auto_map", {"index": "x"}),
+        ("vision_config", {"hidden_size": 1280, "window_size": 112, "fullatt_block_indexes": [7]}),
+        ("moe_config", {"n_shared_experts": 1, "experts": 8}),
+        ("attn_cfg", {"head_dim": None, "window": 0, "dropout": 0.1}),
+        ("deep", [[[[{"a": {"b": []}}]]]]),
+    ],
+)
+def test_objects_that_say_nothing_of_the_cache_are_passed_over(field: str, value: Any) -> None:
+    assert shape(**{field: value}) == shape()
+
+
+def test_an_object_that_is_nested_deeply_is_searched_to_its_end() -> None:
+    inside: Any = {"window": 4}
+    for _ in range(5000):
+        inside = [inside]
+    with pytest.raises(UsageError, match=r"layers\.window"):
+        shape(layers=inside)
+
+
+@pytest.mark.parametrize(
+    "field", ["boi_token_index", "image_token_index", "audio_token_index", "vision_start_token_id"]
+)
+def test_the_number_of_a_token_says_nothing_of_the_cache(field: str) -> None:
+    assert shape(**{field: 255_999}) == shape()
+    tower = {"text_config": PLAIN, "vision_config": {"depth": 3}, field: 7}
+    assert shape_from_config(tower, "tiny", "config.json") == shape()
+    with pytest.raises(UsageError, match=field):
+        shape(**{field: {"layers": [1]}})

@@ -34,7 +34,7 @@ def _check_layer_types(fields: Fields, layers: int) -> None:
 
 FAMILY = Family(
     name="full_attention",
-    keys=frozenset({*SWITCHED_OFF, "layer_types", "v_head_dim"}),
+    keys=frozenset({*SWITCHED_OFF, "layer_types", "v_head_dim", "vision_config"}),
     model_types=frozenset(
         {
             *("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"),
