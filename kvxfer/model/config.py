@@ -8,13 +8,14 @@ from typing import Any
 
 from kvxfer.errors import UsageError
 from kvxfer.model.config_file import read_config_file
+from kvxfer.model.defaults import with_defaults
 from kvxfer.model.families import family_of
 from kvxfer.model.families.family import Family, Reading
 from kvxfer.model.fields import Fields
 from kvxfer.model.layers import NoCache
 from kvxfer.model.parameters.count import Parameters, count_parameters
 from kvxfer.model.rules import refuse_unknown, unknown_field
-from kvxfer.model.shape import ModelShape
+from kvxfer.model.shape import MTP_LEFT_OUT, ModelShape
 from kvxfer.wording import quoted
 
 TEXT_TOWERS = ("text_config", "llm_config", "language_config")
@@ -25,6 +26,8 @@ OTHER_TOWERS = ("vision", "audio")
 
 INHERITED = ("tie_word_embeddings", "torch_dtype", "dtype")
 """Fields that a language model without them takes from the config around it."""
+
+MTP_UNKNOWN = "its layers of multi-token prediction are left out: its config.json does not tell what they keep"
 
 WRITES_TEXT = ("CausalLM", "LMHead", "ForConditionalGeneration")
 """Parts of the names of architectures that write text token by token: others have no KV cache to move."""
@@ -65,7 +68,7 @@ def _layers_alone(config: Mapping[str, Any], name: str, source: str) -> ModelSha
 
 def shape_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelShape:
     """The model of a parsed config.json; `source` says in errors where it comes from. Raises UsageError."""
-    fields = _language_model(config, source)
+    fields, left_out = with_defaults(_language_model(config, source))
     family = family_of(fields)
     refuse_unknown(fields.config, family.keys, family.name, source, fields.prefix)
     known = fields.model_type in family.model_types
@@ -86,7 +89,7 @@ def shape_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
         params_total=parameters.total if parameters else None,
         params_active=parameters.active if parameters else None,
         params_embedding=parameters.embedding if parameters else None,
-        notices=tuple(f"{name}: {notice}" for notice in _notices(fields, family, reading, parameters)),
+        notices=tuple(f"{name}: {notice}" for notice in [*left_out, *_notices(fields, family, reading, parameters)]),
         layer_kinds=reading.kinds,
         naive_head_dim=reading.naive_head_dim,
         mtp_kinds=(reading.mtp,) * _mtp_layers(fields) if reading.mtp else (),
@@ -144,5 +147,5 @@ def _notices(fields: Fields, family: Family, reading: Reading, parameters: Param
     if parameters is None:
         notices.append("its parameters are not counted here; pass --params and --params-active")
     if _mtp_layers(fields):
-        notices.append("its layers of multi-token prediction are left out; plan and model count them with --with-mtp")
+        notices.append(MTP_LEFT_OUT if reading.mtp else MTP_UNKNOWN)
     return notices

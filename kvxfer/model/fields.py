@@ -56,10 +56,7 @@ class Fields:
         if self.config.get(field) is None:
             if default is not None:
                 return default
-            raise MissingFieldError(
-                f"{quoted_path(self.source)} has no {self.prefix}{field}; give the config.json of a decoder-only "
-                "language model"
-            )
+            raise self.missing(field)
         value = self.config[field]
         largest = LARGEST.get(field, LARGEST_DEFAULT)
         if type(value) is not int or not 1 <= value <= largest:
@@ -69,6 +66,11 @@ class Fields:
     def optional(self, field: str) -> int | None:
         """A whole number of at least 1; None when absent or null."""
         return None if self.config.get(field) is None else self.positive(field)
+
+    def whole(self, field: str) -> int:
+        """A whole number that may be 0. Absent or null: MissingFieldError."""
+        value = self.config.get(field)
+        return 0 if type(value) is int and value == 0 else self.positive(field)
 
     def count(self, field: str) -> int:
         """A whole number that may be 0, which is also what an absent or null field means."""
@@ -106,6 +108,13 @@ class Fields:
         """Bytes of an element of the model's own dtype."""
         name = "torch_dtype" if self.config.get("torch_dtype") is not None else "dtype"
         return self.element_bytes(name, MODEL_BYTES)
+
+    def missing(self, field: str) -> MissingFieldError:
+        """The error that a field is needed."""
+        return MissingFieldError(
+            f"{quoted_path(self.source)} has no {self.prefix}{field}, which its sizes follow from; add the field, or "
+            "give the config.json of a decoder-only language model"
+        )
 
     def fail(self, field: str, why: str) -> NoReturn:
         raise self.error(field, why)

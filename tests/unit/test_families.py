@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from config_rule import RULE
 
 from kvxfer.errors import UsageError
 from kvxfer.model.config import shape_from_config
@@ -169,6 +170,9 @@ def test_windows_by_a_list_of_sizes() -> None:
 def test_windows_from_some_layer_on() -> None:
     wanted = {"model_type": "qwen2", "sliding_window": 32, "max_window_layers": 3}
     assert kinds(**wanted, use_sliding_window=True) == (FULL, FULL, FULL, WINDOW)
+    assert kinds(**wanted | {"max_window_layers": 0}, use_sliding_window=True) == (WINDOW,) * 4
+    refused("max_window_layers", **wanted | {"max_window_layers": -1}, use_sliding_window=True)
+    refused("max_window_layers", **wanted | {"max_window_layers": False}, use_sliding_window=True)
     assert kinds(**wanted, use_sliding_window=False) == (FULL,) * 4
     assert read(**wanted, use_sliding_window=False).is_plain
 
@@ -373,13 +377,18 @@ def test_layers_of_multi_token_prediction(changes: dict[str, Any], kind: LayerKi
     assert shape.layers == len(shape.layer_kinds) == 4
     assert shape.mtp_kinds == (kind,) * count
     assert shape.with_mtp().layer_kinds[4:] == (kind,) * count
-    assert any("--with-mtp" in notice for notice in shape.notices)
+    assert any("left out; --with-mtp" in notice for notice in shape.notices)
+    assert not any("left out" in notice for notice in shape.with_mtp().notices)
+    assert len(shape.with_mtp().notices) == len(shape.notices) - 1
 
 
 def test_multi_token_prediction_that_is_not_determined_is_refused_when_asked_for() -> None:
     for changes in ({**LISTED, "num_nextn_predict_layers": 1}, {**NEMOTRON, "num_nextn_predict_layers": 1}):
+        shape = read(**changes)
+        assert any("does not tell what they keep" in notice for notice in shape.notices)
+        assert not any("--with-mtp" in notice for notice in shape.notices)
         with pytest.raises(UsageError, match="multi-token-prediction"):
-            read(**changes).with_mtp()
+            shape.with_mtp()
 
 
 # --- the rule --------------------------------------------------------------------------------------------------------
@@ -394,7 +403,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "nemotron_h": NEMOTRON,
     "granite": GRANITE,
     "zamba2": ZAMBA,
+    "bamba": GRANITE | {"model_type": "bamba", "layer_types": None, "attn_layer_indices": [2]},
     "pruned": {"block_configs": [block()] * 4},
+    "pruned_by_heads": {"num_key_value_heads_per_layer": [2, 1, 0, 0]},
+    "gemma2": {"model_type": "gemma2", "sliding_window": 32},
+    "mimo": {"model_type": "mimo_v2_flash", "sliding_window": 32, "hybrid_layer_pattern": [0, 1, 1, 0]},
+    "qwen2_5_vl": {"model_type": "qwen2_5_vl", "vision_config": {"depth": 32}},
 }
 
 
@@ -407,6 +421,20 @@ def test_no_family_passes_over_a_key_that_only_others_understand(name: str) -> N
             refused("", **changes)
         else:
             assert kinds(**changes) == kinds(**EXAMPLES[name]), key
+
+
+@pytest.mark.parametrize("part", RULE)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_unknown_key_refuses_every_family(name: str, part: str) -> None:
+    shape = read(**EXAMPLES[name])
+    for key, value in ((f"new_{part}_thing", 1), (f"{part}x", [0]), (f"use_{part}_too", True)):
+        refused(key, **EXAMPLES[name] | {key: value})
+        refused(f"inside.{key}", **EXAMPLES[name] | {"inside": [{key: value}]})
+        assert read(**EXAMPLES[name] | {key: None}) == shape
+
+
+def test_there_is_an_example_of_every_family() -> None:
+    assert {family_of(Fields(BASE | example, "config.json")) for example in EXAMPLES.values()} == set(FAMILIES)
 
 
 def test_an_unknown_type_of_a_known_kind_is_remarked_on() -> None:

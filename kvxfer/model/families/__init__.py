@@ -31,5 +31,10 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def family_of(fields: Fields) -> Family:
-    """The first family that the config says it belongs to."""
-    return next(family for family in FAMILIES if family.applies(fields))
+    """The first family that the config says it belongs to.
+
+    A model_type that is known is of a family that knows it, even where the field that tells the family is absent: then
+    the family's reader names it, and no other sizes the model as what it is not.
+    """
+    families = [family for family in FAMILIES if fields.model_type in family.model_types] or FAMILIES
+    return next((family for family in families if family.applies(fields)), families[-1])

@@ -29,7 +29,7 @@ class Family:
     """`read` raises UsageError that names a field when the config does not determine the cache.
 
     `keys` are the fields, beyond the common ones, that it understands; `model_types` those whose configs are known to
-    mean what it takes them to mean.
+    mean what it takes them to mean: no family that does not list a type reads it when another does.
     """
 
     name: str

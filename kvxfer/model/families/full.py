@@ -39,6 +39,7 @@ FAMILY = Family(
         {
             *("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"),
             *("qwen3_vl_text", "qwen3_vl_moe_text", "minimax_m2", "phi3", "starcoder2", "exaone4"),
+            *("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
             *("granite", "granitemoe", "granitemoeshared"),
         }
     ),

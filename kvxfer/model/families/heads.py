@@ -7,15 +7,6 @@ from dataclasses import dataclass
 from kvxfer.model.fields import Fields
 from kvxfer.model.layers import FullAttention
 
-HEAD_DIM_LEFT_OUT = {
-    **dict.fromkeys(
-        ("gemma", "gemma2", "gemma3", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), 256
-    ),
-    **dict.fromkeys(("qwen3", "qwen3_vl_text"), 128),
-    "gpt_oss": 64,
-}
-"""Head sizes of types whose configs may leave head_dim out and do not mean hidden_size / heads (transformers)."""
-
 
 @dataclass(frozen=True)
 class Heads:
@@ -46,8 +37,6 @@ def read_head_counts(fields: Fields) -> tuple[int, int]:
 
 def default_head_dim(fields: Fields, heads: int) -> int:
     """The head size of a config that does not name it."""
-    if fields.model_type in HEAD_DIM_LEFT_OUT:
-        return HEAD_DIM_LEFT_OUT[fields.model_type]
     hidden = fields.positive("hidden_size")
     if hidden % heads:
         fields.fail("num_attention_heads", f"does not divide hidden_size ({hidden}), and there is no head_dim")

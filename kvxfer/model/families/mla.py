@@ -22,12 +22,12 @@ FULL_HEADS_CACHED = ("minicpm3",)
 def _read(fields: Fields) -> Reading:
     if fields.model_type in FULL_HEADS_CACHED:
         fields.fail("kv_lora_rank", f"does not shape the cache of {fields.model_type}, which engines keep per head")
-    layers = fields.positive("num_hidden_layers")
+    layers, rank = fields.positive("num_hidden_layers"), fields.positive("kv_lora_rank")
     nope, rope = fields.positive("qk_nope_head_dim"), fields.positive("qk_rope_head_dim")
     if fields.has("qk_head_dim") and fields.positive("qk_head_dim") != nope + rope:
         fields.fail("qk_head_dim", f"is not qk_nope_head_dim + qk_rope_head_dim ({nope + rope})")
     value = fields.positive("v_head_dim")
-    latent = Latent(fields.positive("kv_lora_rank"), rope, qk_head_dim=nope + rope, v_head_dim=value)
+    latent = Latent(rank, rope, qk_head_dim=nope + rope, v_head_dim=value)
     naive = fields.optional("head_dim") or value
     return Reading((latent,) * layers, nope + rope, value, mtp=latent, naive_head_dim=naive)
 

@@ -35,6 +35,8 @@ def _kv_heads(fields: Fields, layers: int, query: int) -> list[int]:
     if fields.has("block_configs"):
         blocks = fields.per_layer("block_configs", layers)
         return [_heads_of_block(fields, layer, block, query) for layer, block in enumerate(blocks)]
+    if not fields.has("num_key_value_heads_per_layer"):
+        raise fields.missing("block_configs")
     counts = fields.per_layer("num_key_value_heads_per_layer", layers)
     if not all(type(count) is int and count >= 0 and (not count or query % count == 0) for count in counts):
         fields.fail("num_key_value_heads_per_layer", f"has entries that do not divide num_attention_heads ({query})")

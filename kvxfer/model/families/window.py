@@ -19,7 +19,7 @@ FULL, WINDOW = "full_attention", "sliding_attention"
 
 PATTERN_FIELDS = ("sliding_window_pattern", "_sliding_window_pattern")
 
-FULL_EVERY = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4}
+FULL_EVERY = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4, "gpt_oss": 2, "olmo3": 4, "exaone4": 4}
 """Of types whose configs may leave the pattern out: one layer in so many, the last of them, is full (transformers)."""
 
 ALL_WINDOWS = ("mistral", "mixtral", "phi3", "starcoder2")
@@ -81,7 +81,7 @@ def _window_size(fields: Fields) -> int:
         return int(sizes[0])
     named = [name for name in ("sliding_window", "sliding_window_size") if fields.has(name)]
     if not named:
-        fields.fail("layer_types", f"names {WINDOW}, and there is no sliding_window")
+        raise fields.missing("sliding_window")
     size = fields.positive(named[0])
     for name in (*named[1:], "attention_chunk_size"):
         if fields.has(name) and fields.positive(name) != size:
@@ -110,8 +110,8 @@ def _all_said(fields: Fields, layers: int) -> list[Said]:
     if isinstance(fields.config.get("sliding_window"), list):
         windows = [size is not None for size in fields.config["sliding_window"]]
         said.append(_cycled(fields, "sliding_window", windows, layers))
-    if fields.config.get("use_sliding_window") is True and fields.has("max_window_layers"):
-        first = fields.positive("max_window_layers")
+    if fields.config.get("use_sliding_window") is True and fields.config.get("max_window_layers") is not None:
+        first = fields.whole("max_window_layers")  # 0: all layers have the window
         said.append(Said("max_window_layers", tuple(layer >= first for layer in range(layers))))
     return said
 
@@ -121,7 +121,9 @@ def _said_by_type(fields: Fields, layers: int) -> list[Said]:
         return [Said("model_type", _full_every(FULL_EVERY[fields.model_type], layers))]
     if fields.model_type in ALL_WINDOWS:
         return [Said("model_type", (True,) * layers)]
-    field = next(name for name in ("sliding_window", "sliding_window_size") if fields.has(name))
+    field = next((name for name in ("sliding_window", "sliding_window_size") if fields.has(name)), None)
+    if field is None:
+        raise fields.missing("layer_types")
     raise fields.error(field, "does not say which layers have the window, nor does any other field that is understood")
 
 
@@ -162,10 +164,14 @@ FAMILY = Family(
             *("global_head_dim", "num_global_key_value_heads"),
             # of bias terms, and a second name of the window (checked to be the same)
             *("add_swa_attention_sink_bias", "attention_chunk_size"),
+            "vision_config",
         }
     ),
     model_types=frozenset(
-        {*FULL_EVERY, *ALL_WINDOWS, "gpt_oss", "qwen2", "qwen3", "olmo3", "exaone4", "mimo_v2_flash"}
+        {
+            *(*FULL_EVERY, *ALL_WINDOWS, "qwen2", "qwen3", "mimo_v2_flash"),
+            *("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
+        }
     ),
     applies=_applies,
     read=_read,

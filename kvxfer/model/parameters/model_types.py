@@ -22,7 +22,10 @@ ARCHITECTURES = {
     "mixtral": Architecture(mixtures.mixtral),
     "phi3": Architecture(gated_mlps),
     "starcoder2": Architecture(starcoder_mlps, biases=Biases("use_bias", default=True), norm_biases=True, tied=True),
-    "qwen2": Architecture(gated_mlps, biases=IN_Q_K_V),
+    **dict.fromkeys(
+        ("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
+        Architecture(gated_mlps, biases=IN_Q_K_V),
+    ),
     "qwen2_moe": Architecture(mixtures.qwen_shared, biases=Biases("qkv_bias", default=True, output=False)),
     **dict.fromkeys(("qwen3", "qwen3_vl_text"), QWEN3),
     **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe_text"), QWEN3_MOE),
