@@ -74,15 +74,22 @@ TEST(copy, as_many_pushes_in_flight_as_promised_from_both_sides) {
   for (const std::string& backend : copying_backends) {
     Pair pair(1 << 20, {}, backend);
     const std::uint32_t most = pair.a.context->capabilities().max_inflight;
-    const auto plans = pair.prepare(scattered(4, 1000));
+    // Places of its own for each, or two threads would write the same bytes at once.
+    std::vector<std::shared_ptr<Plan>> of_a, of_b;
+    for (std::uint64_t i = 0; i < 2 * most; ++i) {
+      PlanPieces piece;
+      piece.add(i * 1024, i * 1024, 1000);
+      auto [as_a, as_b] = pair.prepare(piece);
+      (i % 2 == 0 ? of_a : of_b).push_back(i % 2 == 0 ? as_a : as_b);
+    }
     for (int round = 0; round < 5; ++round) {
       ReadyFlag ready{0};
       for (std::uint64_t tag = 0; tag < most; ++tag) {
-        pair.a.context->post(*plans.first, Op::push, {}, tag, &ready);
-        pair.b.context->post(*plans.second, Op::push, {}, tag, &ready);
+        pair.a.context->post(*of_a[tag], Op::push, {}, tag, &ready);
+        pair.b.context->post(*of_b[tag], Op::push, {}, tag, &ready);
       }
       CHECK_THROWS(Fault::unavailable, "256 transfers are open",
-                   pair.a.context->post(*plans.first, Op::push, {}, most, nullptr));
+                   pair.a.context->post(*of_a[0], Op::push, {}, most, nullptr));
       ready = 1;
       for (std::uint64_t tag = 0; tag < most; ++tag)
         for (End* side : {&pair.a, &pair.b}) {
