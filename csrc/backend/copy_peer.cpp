@@ -17,7 +17,8 @@ constexpr std::uint64_t chunks_per_thread = 4;
 constexpr std::size_t ranges_room = 16;
 // The other side sees nothing move by itself: it is told this often, so that slow is not taken for dead.
 constexpr Nanoseconds progress_interval = 100'000'000;
-// A peer that is closing waits for copies under way in its memory; one chunk takes far less.
+// A peer that is closing waits for the copies under way in its memory, and one chunk takes far less; so its answer
+// comes at once, unless it is stopped or gone.
 constexpr auto farewell_patience = std::chrono::seconds(1);
 
 std::uint64_t chunk_for(std::uint64_t total, std::size_t threads) {
@@ -244,10 +245,16 @@ CopyPeer::Outcome CopyPeer::chunk_done(const Chunk& chunk) {
   return {false, about(t, NoticeKind::delivered), EventKind::confirmed, t.tag};
 }
 
-void CopyPeer::stop_copying() {
+// Lets no thread begin another chunk, and waits until none copies.
+void CopyPeer::let_go() noexcept {
   std::unique_lock lock(mutex_);
   no_more_ = true;
   idle_.wait_for(lock, farewell_patience, [this] { return copying_ == 0; });
+}
+
+void CopyPeer::await_peer() noexcept {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, farewell_patience, [this] { return notices_over_; });
 }
 
 // --- notices ---------------------------------------------------------------------------------------------------------

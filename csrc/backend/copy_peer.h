@@ -42,8 +42,10 @@ class CopyPeer : public LanePeer {
 
   std::string handle(const Notice& notice, std::span<const std::uint32_t> segments) override;
   void end_open_transfers() override;
-  // Lets no thread begin another chunk, and waits until none copies.
-  void stop_copying();
+  // The peer may free its memory, or use it for something else, as soon as it has closed: no copy of this side's is
+  // under way there then.
+  void let_go() noexcept override;
+  void await_peer() noexcept override;
 
  private:
   // One that was posted here.

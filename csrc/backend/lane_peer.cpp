@@ -130,13 +130,14 @@ void LanePeer::start() {
   run([this] { read_notices(); });
 }
 
-// Not when that would mean to wait: another thread may be stuck in sending to a peer that reads nothing.
+// Where that would mean to wait, since another thread sends and may be stuck (the peer reads nothing), the end of what
+// is sent has to say it.
 void LanePeer::say_bye() noexcept {
   const std::unique_lock lock(send_mutex_, std::try_to_lock);
-  if (!lock) return;
   Notice bye;
   bye.kind = NoticeKind::bye;
-  [[maybe_unused]] const auto sent = ::send(lanes_[0].fd(), &bye, sizeof bye, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (!lock || ::send(lanes_[0].fd(), &bye, sizeof bye, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof bye)
+    ::shutdown(lanes_[0].fd(), SHUT_WR);
 }
 
 void LanePeer::close() noexcept {
@@ -150,6 +151,7 @@ void LanePeer::close() noexcept {
   }
   changed_.notify_all();
   if (first) {
+    let_go();
     say_bye();
     await_peer();
   }
@@ -195,6 +197,7 @@ void LanePeer::fail(std::string_view why) {
     end_open_transfers();
   }
   changed_.notify_all();
+  let_go();
   for (const Socket& lane : lanes_) lane.shut();
   events_.push_last({0, EventKind::peer_lost, id_, now_ns()});
 }
@@ -396,7 +399,6 @@ std::string LanePeer::receive_notice(const Notice& notice) {
       emit(EventKind::released, notice.tag);
       return {};
     case NoticeKind::bye:
-      let_go();
       return "the peer closed the connection";
     default:
       return handle(notice, segments_);

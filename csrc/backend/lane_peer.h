@@ -155,8 +155,9 @@ class LanePeer : public Peer {
   // Where this side's copies find a region of the peer: in this address space, or in the peer's. nullptr for backends
   // whose initiator does not reach there. Called by prepare(), once for each region; may wait.
   virtual std::byte* locate(const RegionKey&, Deadline) { return nullptr; }
-  // The peer is about to close: on the notice thread, before this side's lanes are shut, which the peer may wait for.
-  virtual void let_go() {}
+  // This side closes, or gives the peer up, which may be about to close: before the peer is told or lanes are shut,
+  // which it may wait for. On any thread that fail() is called on.
+  virtual void let_go() noexcept {}
   // This side is about to close: the peer has been told; after this its lanes are shut. May wait, but not for long.
   virtual void await_peer() noexcept {}
 

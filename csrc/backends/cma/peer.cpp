@@ -6,15 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 
 namespace kvxfer::cma {
 
 namespace {
-
-// A peer that is asked to end its copies in this process's memory answers at once, unless it is stopped or gone.
-constexpr auto farewell_patience = std::chrono::seconds(1);
 
 // As the kernel knows it: of whoever connected, or called listen(). Right across pid namespaces.
 pid_t process_behind(int fd) {
@@ -99,14 +95,6 @@ std::string CmaPeer::why_not_copied(int code) const {
   if (code == ESRCH) return "the peer's process is gone";
   if (code == EFAULT) return "memory that a key of the peer names, or a region here, is not there (any more)";
   return why_refused(code);
-}
-
-// The peer may free its memory as soon as it has closed: no copy of this side's may still write there.
-void CmaPeer::let_go() { stop_copying(); }
-
-void CmaPeer::await_peer() noexcept {
-  std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, farewell_patience, [this] { return notices_over_; });
 }
 
 }  // namespace kvxfer::cma

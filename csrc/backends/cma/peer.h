@@ -28,8 +28,6 @@ class CmaPeer final : public CopyPeer {
   std::byte* locate(const RegionKey& key, Deadline deadline) override;
   int copy(Op op, std::span<iovec> local, std::span<iovec> remote, bool past_caches) override;
   std::string why_not_copied(int code) const override;
-  void let_go() override;
-  void await_peer() noexcept override;
 
  private:
   const pid_t process_;

@@ -1,4 +1,5 @@
 // close(): at any time, from any thread, any number of times.
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -155,6 +156,34 @@ CHECK_BACKEND(close, in_every_state, all) {
         stays.context->close();
         require_closed(run, stays);
       }
+}
+
+// Whoever has closed may use the memory for something else: a byte of each page is given another value as soon as
+// close() returns, and the other side has ended before they are looked at.
+CHECK_BACKEND(close, nothing_is_written_afterwards, moves) {
+  if (!order_is_seen_across_sides) return;
+  constexpr std::uint64_t size = std::uint64_t{4} << 20, page = 4096;
+  for (const Op op : subject.ops())
+    for (int round = 0; round < 24; ++round) {
+      Rig rig(subject, {size});
+      const auto plans = rig.prepare(one_piece(size));
+      for (std::uint64_t tag = 1; tag <= std::min(subject.can.max_inflight, 16U); ++tag) rig.post(plans, op, tag);
+      const Deadline deadline = soon();
+      while (rig.initiator(op).context->bytes_moved() == 0 && !deadline.passed()) {
+        rig.passive(op).collect(Deadline(0));
+        rig.initiator(op).collect(Deadline(0));
+      }
+      std::jthread first;  // in every third round the other side closes first
+      if (round % 3 == 2) first = std::jthread([&] { rig.a.context->close(); });
+      if (round % 3 == 2) rig.b.wait(EventKind::peer_lost, 0);
+      rig.b.context->close();
+      for (std::uint64_t at = 0; at < size; at += page) *rig.b.at(at) = ~*rig.a.at(at);
+      if (round % 3 != 2) rig.a.wait(EventKind::peer_lost, 0);
+      rig.a.context->close();
+      std::uint64_t written = 0;
+      for (std::uint64_t at = 0; at < size; at += page) written += *rig.b.at(at) == ~*rig.a.at(at) ? 0 : 1;
+      if (written > 0) throw Failure(std::to_string(written) + " pages were written after close() had returned");
+    }
 }
 
 CHECK_BACKEND(close, from_two_threads_at_once_while_bytes_move, all) {
