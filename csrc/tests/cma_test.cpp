@@ -7,21 +7,24 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "backends/cma/peer.h"
+#include "backends/cma/access.h"
 #include "tests/bare_copy.h"
 
 namespace kvxfer::test {
 namespace {
 
-// From now on the kernel refuses a system call to this thread, and to those that it starts.
-void refuse(long call, int code) {
+// From now on the kernel refuses a system call to this thread, and to those that it starts; of process_vm_readv and
+// process_vm_writev those with so many pieces and more.
+void refuse(long call, int code, unsigned pieces = 0) {
   sock_filter program[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call), 0, 1),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call), 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[4])),  // its low half
+      BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, pieces, 0, 1),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(code)),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
-  const sock_fprog filter{4, program};
+  const sock_fprog filter{std::size(program), program};
   CHECK_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
   CHECK_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
 }
@@ -105,9 +108,10 @@ TEST(cma, keys_of_memory_that_is_not_there_are_refused) {
 
 TEST(cma, probe_tells_when_the_kernel_refuses) {
   CHECK(find_backend("cma").probe().available);
-  for (const int code : {EPERM, ENOSYS})
-    apart([code] {
-      refuse(SYS_process_vm_readv, code);
+  for (const auto& [call, code] :
+       {std::pair{SYS_process_vm_readv, EPERM}, {SYS_process_vm_readv, ENOSYS}, {SYS_process_vm_writev, EPERM}})
+    apart([&] {
+      refuse(call, code);
       const Probe found = find_backend("cma").probe();
       CHECK(!found.available);
       for (const char* part : {"ptrace_scope", "seccomp", "SYS_PTRACE", "use backend shm or tcp"})
@@ -117,21 +121,37 @@ TEST(cma, probe_tells_when_the_kernel_refuses) {
   CHECK(find_backend("cma").probe().available);
 }
 
-TEST(cma, a_refusal_is_told_by_prepare) {
-  Pair pair(4096, {}, "cma");
-  apart([&pair] {
-    refuse(SYS_process_vm_readv, EPERM);
-    together([&] { CHECK_THROWS(Fault::unavailable, "the kernel refuses access", pair.a.prepare(one_piece(64))); },
-             [&] { CHECK_THROWS(Fault::unavailable, "ptrace_scope", pair.b.prepare(one_piece(64))); });
-  });
-  CHECK_EQ(pair.a.peer->lost(), "");
+TEST(cma, probe_tells_when_yama_keeps_processes_apart) {
+  for (const bool may_trace : {false, true})
+    for (const int allowed : {0, 1}) CHECK_EQ(cma::why_yama_refuses(allowed, may_trace), "");
+  CHECK_EQ(cma::why_yama_refuses(2, true), "");
+  const std::string without = cma::why_yama_refuses(2, false);
+  for (const char* part : {"ptrace_scope is 2", "CAP_SYS_PTRACE", "sysctl", "use backend shm or tcp"})
+    CHECK(without.find(part) != std::string::npos);
+  for (const bool may_trace : {false, true})
+    CHECK(cma::why_yama_refuses(3, may_trace).find("ptrace_scope is 3: no process") != std::string::npos);
+}
+
+TEST(cma, a_refusal_either_way_is_told_by_prepare) {
+  for (const long call : {SYS_process_vm_readv, SYS_process_vm_writev}) {
+    Pair pair(4096, {}, "cma");
+    apart([&] {
+      refuse(call, EPERM);
+      together([&] { CHECK_THROWS(Fault::unavailable, "the kernel refuses access", pair.a.prepare(one_piece(64))); },
+               [&] { CHECK_THROWS(Fault::unavailable, "ptrace_scope", pair.b.prepare(one_piece(64))); });
+    });
+    CHECK_EQ(pair.a.peer->lost(), "");
+    CHECK(*pair.b.at(0) == std::byte{0xDB});
+  }
 }
 
 TEST(cma, a_refusal_in_mid_transfer_loses_the_peer) {
   apart([] {
-    refuse(SYS_process_vm_writev, EPERM);  // pulls go on
+    refuse(SYS_process_vm_writev, EPERM, 2);  // and not what prepare tries
     Pair pair(4096, {}, "cma");
-    const auto plans = pair.prepare(one_piece(64));
+    PlanPieces pieces = one_piece(64);
+    pieces.add(100, 100, 64);
+    const auto plans = pair.prepare(pieces);
     pair.a.context->post(*plans.first, Op::push, {}, 1, nullptr);
     pair.a.wait(EventKind::error, 1);
     pair.a.wait(EventKind::peer_lost, 0);

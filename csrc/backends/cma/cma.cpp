@@ -6,6 +6,7 @@
 #include <climits>
 
 #include "backend/lane_context.h"
+#include "backends/cma/access.h"
 #include "backends/cma/peer.h"
 
 namespace kvxfer::cma {
@@ -43,13 +44,15 @@ class CmaContext final : public LaneContext {
   const CopyPeer::Effort effort_;
 };
 
-// Why this process cannot even reach into itself, "" when it can.
+// Why this process cannot even reach into itself, or no process into another; "" when they can.
 std::string why_not_here() {
   char from = 'k', to = 0;
   const iovec local{&to, 1}, remote{&from, 1};
   const ssize_t done = call(Op::pull, ::getpid(), {&local, 1}, {&remote, 1});
   if (done < 0) return why_refused(static_cast<int>(-done));
-  return done == 1 && to == from ? "" : "process_vm_readv copied nothing";
+  if (done != 1 || to != from) return "process_vm_readv copied nothing";
+  if (const int code = try_to_write(::getpid())) return why_refused(code);
+  return why_yama_refuses();  // which lets every process reach into itself
 }
 
 }  // namespace

@@ -6,7 +6,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+
+#include "backends/cma/access.h"
 
 namespace kvxfer::cma {
 
@@ -28,19 +29,6 @@ pid_t process_behind(int fd) {
 
 }  // namespace
 
-ssize_t call(Op op, pid_t process, std::span<const iovec> local, std::span<const iovec> remote) {
-  const auto made = op == Op::push ? ::process_vm_writev : ::process_vm_readv;
-  const ssize_t done = made(process, local.data(), local.size(), remote.data(), remote.size(), 0);
-  return done < 0 ? -errno : done;
-}
-
-std::string why_refused(int code) {
-  return std::string("the kernel refuses access to another process's memory (process_vm_readv: ") +
-         std::strerror(code) +
-         "): both processes must belong to one user, kernel.yama.ptrace_scope must be 0 or 1, and neither a seccomp "
-         "filter nor a container's limits may forbid it (docker: --cap-add SYS_PTRACE); or use backend shm or tcp";
-}
-
 CmaPeer::CmaPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes, Effort effort)
     : CopyPeer(events, id, std::move(lanes), effort), process_(process_behind(lanes_[0].fd())) {
   // Under Yama a process may reach only into its children, unless it is named: the latest peer's process is. Without
@@ -59,19 +47,21 @@ std::byte* CmaPeer::locate(const RegionKey& key, Deadline) {
 std::shared_ptr<LanePlan> CmaPeer::prepare(const PlanArrays& arrays, std::span<const Region> regions,
                                            Deadline deadline) {
   auto made = CopyPeer::prepare(arrays, regions, deadline);  // from here on the peer has named this process to Yama
-  if (tried_ || made->bytes() == 0) return made;
+  if (!tried_ && made->bytes() > 0) try_access(*made);
+  return made;
+}
+
+void CmaPeer::try_access(const LanePlan& plan) {
   iovec local{}, remote{};
   std::uint64_t at = 0;
-  while (local.iov_len == 0) made->pieces(at, 1, {&local, 1}, {&remote, 1});
+  while (local.iov_len == 0) plan.pieces(at, 1, {&local, 1}, {&remote, 1});
   std::byte read{};
   local = {&read, 1};
-  if (const ssize_t done = call(Op::pull, process_, {&local, 1}, {&remote, 1}); done < 0) {
-    const int code = static_cast<int>(-done);
-    if (code == ESRCH) throw Error(Fault::peer_lost, why_not_copied(code));
-    throw Error(code == EFAULT ? Fault::usage : Fault::unavailable, why_not_copied(code));
-  }
+  const ssize_t done = call(Op::pull, process_, {&local, 1}, {&remote, 1});
+  const int code = done < 0 ? static_cast<int>(-done) : try_to_write(process_);
+  if (code == ESRCH) throw Error(Fault::peer_lost, why_not_copied(code));
+  if (code != 0) throw Error(code == EFAULT ? Fault::usage : Fault::unavailable, why_not_copied(code));
   tried_ = true;
-  return made;
 }
 
 // The number might mean another process once the peer has died; but then lane 0 has ended, and between two chunks the

@@ -7,19 +7,13 @@
 
 namespace kvxfer::cma {
 
-// One call of process_vm_readv (pull) or process_vm_writev (push). The bytes copied, or minus the error code.
-ssize_t call(Op op, pid_t process, std::span<const iovec> local, std::span<const iovec> remote);
-
-// What a refused call means and what to do about it.
-std::string why_refused(int code);
-
 class CmaPeer final : public CopyPeer {
  public:
   // Throws Error(unavailable) when the peer's process has no number here.
   CmaPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes, Effort effort);
   ~CmaPeer() override;
 
-  // Also tries to read the peer's memory once: a refusal is told here and not in the first transfer.
+  // Also tries once to reach the peer's memory, both ways: a refusal is told here and not in the first transfer.
   std::shared_ptr<LanePlan> prepare(const PlanArrays& arrays, std::span<const Region> regions,
                                     Deadline deadline) override;
   std::vector<std::string> describe() const override { return {"cma/process_vm"}; }
@@ -30,6 +24,8 @@ class CmaPeer final : public CopyPeer {
   std::string why_not_copied(int code) const override;
 
  private:
+  void try_access(const LanePlan& plan);
+
   const pid_t process_;
   bool tried_ = false;  // application thread only
 };
