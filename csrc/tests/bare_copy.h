@@ -3,6 +3,8 @@
 #pragma once
 
 #include <poll.h>
+#include <sys/socket.h>
+#include <sys/time.h>
 
 #include "backend/lane_peer.h"
 #include "memory/mapping.h"
@@ -43,8 +45,9 @@ struct BareCopy {
     end.region = end.context->allocate(region_bytes, MemoryKind::host, -1);
     together([&] { end.peer = end.context->connect(listener.endpoint(), soon()); },
              [&] { lanes = listener.accept(soon()); });
+    const timeval most{patience / second, 0};  // that hear() waits
+    CHECK_EQ(::setsockopt(lanes[0].fd(), SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most), 0);
     import(backend == "cma" ? reinterpret_cast<std::uintptr_t>(theirs.address()) : 0, region_bytes);
-    if (backend == "shm") CHECK(hear().kind == NoticeKind::pool_wanted);
   }
   void import(std::uint64_t place, std::uint64_t region_bytes) {
     const RegionKey key{0, 0, region_bytes, place};
@@ -58,19 +61,31 @@ struct BareCopy {
   void show_pool(int descriptor, std::uint64_t announced) {
     say(lanes[0], make_notice(NoticeKind::pool, Op::push, 0, 0, announced), nullptr, descriptor);
   }
-  // As a proper peer does it; the plan is `pieces`, or all of the region in one piece.
+  void await_question() {
+    const Notice question = hear();
+    CHECK(question.kind == NoticeKind::pool_wanted && question.count == 0);
+  }
+  // While this side prepares.
+  void show_pool_when_asked(int descriptor, std::uint64_t announced) {
+    await_question();
+    show_pool(descriptor, announced);
+  }
+  // As a proper peer does it, for the first time; the plan is `pieces`, or all of the region in one piece.
   void prepare(const PlanPieces& pieces) {
     std::vector<WireDescriptor> mine;
     for (std::size_t i = 0; i < pieces.lengths.size(); ++i) mine.push_back({0, 0, pieces.remote[i], pieces.lengths[i]});
     Notice notice = make_notice(NoticeKind::prepare, Op::push, 0, mine.size());
     notice.payload_bytes = mine.size() * sizeof(WireDescriptor);
-    together([&] { say(lanes[0], notice, mine.data()); },
-             [&] {
-               plan = end.prepare(pieces);  // and reads this side's own
-             });
+    together(
+        [&] {
+          say(lanes[0], notice, mine.data());
+          if (end.context->capabilities().own_memory) show_pool_when_asked(theirs.descriptor(), theirs.bytes());
+        },
+        [&] {
+          plan = end.prepare(pieces);  // and reads this side's own
+        });
   }
   void prepare() {
-    show_pool_if_wanted();
     PlanPieces pieces;
     pieces.add(0, 0, end.region.bytes);
     prepare(pieces);
@@ -78,9 +93,6 @@ struct BareCopy {
     CHECK(theirs_of_us.kind == NoticeKind::prepare);
     std::vector<char> descriptors(theirs_of_us.payload_bytes);
     CHECK_EQ(receive_all(lanes[0].fd(), descriptors.data(), descriptors.size()), 0);
-  }
-  void show_pool_if_wanted() {
-    if (end.context->capabilities().own_memory) show_pool(theirs.descriptor(), theirs.bytes());
   }
   void check_lost(const std::string& why) {
     end.wait(EventKind::peer_lost, 0);

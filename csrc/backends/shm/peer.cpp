@@ -22,32 +22,49 @@ std::string ShmPeer::why_not_copied(int code) const { return closed_or(code); }
 
 // --- the peer's pools ------------------------------------------------------------------------------------------------
 
-void ShmPeer::import_keys(const std::string& keys) {
-  LanePeer::import_keys(keys);
-  for (const RegionKey& key : read_keys(keys)) {
-    {
-      const std::lock_guard lock(mutex_);
-      const auto [known, fresh] = pools_.try_emplace(key.pool);
-      if (!fresh && known->second.why_not.empty()) continue;  // mapped, or on its way
-      known->second = {};
-    }
-    Notice wanted;
-    wanted.kind = NoticeKind::pool_wanted;
-    wanted.count = key.pool;
-    send(wanted);
-  }
+std::byte* ShmPeer::locate(const RegionKey& key, Deadline deadline) {
+  const Mapping& pool = remote_pool(key.pool, deadline);
+  if (key.bytes > pool.bytes() || key.place > pool.bytes() - key.bytes)
+    throw Error(Fault::usage, "the peer's keys name memory beyond its pool");
+  return pool.address() + key.place;
 }
 
-std::byte* ShmPeer::locate(const RegionKey& key, Deadline deadline) {
+const Mapping& ShmPeer::remote_pool(std::uint32_t number, Deadline deadline) {
+  while (!pools_.contains(number)) {
+    const Wanted answer = ask(number, deadline);
+    if (answer.memory)
+      pools_[answer.number] = answer.memory;
+    else if (answer.number == number)
+      throw Error(Fault::unavailable, "the peer's memory cannot be used: " + answer.why_not);
+  }
+  return *pools_[number];
+}
+
+// One pool at a time: while each side has one question out at most, neither waits for the other to read its answers.
+// Returns the answer to an earlier question if that one had to be left when its deadline passed.
+ShmPeer::Wanted ShmPeer::ask(std::uint32_t number, Deadline deadline) {
+  bool asked_before = false;
+  {
+    const std::lock_guard lock(mutex_);
+    asked_before = wanted_.has_value();
+    if (!asked_before) wanted_.emplace().number = number;
+  }
+  if (!asked_before) {
+    Notice notice;
+    notice.kind = NoticeKind::pool_wanted;
+    notice.count = number;
+    send(notice);
+  }
   std::unique_lock lock(mutex_);
-  const RemotePool& pool = pools_.at(key.pool);  // import_keys made it
-  if (!changed_.wait_until(lock, deadline.time_point(), [&] { return stopping_ || pool.answered(); }))
+  if (!changed_.wait_until(lock, deadline.time_point(), [&] { return stopping_ || wanted_->answered(); }))
     throw Error(Fault::peer_lost, "the peer did not show its memory in time");
-  if (!pool.answered()) throw Error(Fault::peer_lost, "the peer was lost before it showed its memory");
-  if (!pool.memory) throw Error(Fault::unavailable, "the peer's memory cannot be used: " + pool.why_not);
-  if (key.bytes > pool.memory->bytes() || key.place > pool.memory->bytes() - key.bytes)
-    throw Error(Fault::usage, "the peer's keys name memory beyond its pool");
-  return pool.memory->address() + key.place;
+  if (!wanted_->answered()) {
+    lock.unlock();
+    throw Error(Fault::peer_lost, "the peer was lost before it showed its memory: " + lost());
+  }
+  Wanted answer = std::move(*wanted_);
+  wanted_.reset();
+  return answer;
 }
 
 std::string ShmPeer::handle(const Notice& notice, std::span<const std::uint32_t> segments) {
@@ -69,13 +86,13 @@ std::string ShmPeer::show_pool(const Notice& notice) {
 
 // The peer is given up when it shows something else than it should; what this side lacks is prepare()'s to tell.
 std::string ShmPeer::take_pool(const Notice& notice) {
+  Wanted answer;
   {
     const std::lock_guard lock(mutex_);
-    const auto wanted =
-        notice.count <= UINT32_MAX ? pools_.find(static_cast<std::uint32_t>(notice.count)) : pools_.end();
-    if (wanted == pools_.end() || wanted->second.answered()) return "protocol error: memory that nobody asked for";
+    if (!wanted_ || wanted_->answered() || wanted_->number != notice.count)
+      return "protocol error: memory that nobody asked for";
+    answer.number = wanted_->number;
   }
-  RemotePool answer;
   if (!attached_.open()) {
     answer.why_not =
         "no descriptor came with it. This process has too many files open (raise ulimit -n), a security module keeps "
@@ -91,7 +108,7 @@ std::string ShmPeer::take_pool(const Notice& notice) {
   }
   {
     const std::lock_guard lock(mutex_);
-    pools_[static_cast<std::uint32_t>(notice.count)] = std::move(answer);
+    wanted_ = std::move(answer);
   }
   changed_.notify_all();
   return {};

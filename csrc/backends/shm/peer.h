@@ -1,10 +1,11 @@
-// One peer of a shm context. Its pools are asked for by number when its keys are imported, come as descriptors on
-// lane 0, and stay mapped as long as the peer object lives, whatever becomes of the peer.
+// One peer of a shm context. A pool of it is asked for by number when a plan first needs it, comes as a descriptor on
+// lane 0, and stays mapped as long as the peer object lives, whatever becomes of the peer.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "backend/copy_peer.h"
@@ -21,7 +22,6 @@ class ShmPeer final : public CopyPeer {
           PeerPools& mapped);
   ~ShmPeer() override;
 
-  void import_keys(const std::string& keys) override;
   std::vector<std::string> describe() const override { return {"shm/memfd"}; }
 
  protected:
@@ -31,20 +31,24 @@ class ShmPeer final : public CopyPeer {
   std::string handle(const Notice& notice, std::span<const std::uint32_t> segments) override;
 
  private:
-  // A pool of the peer: asked for, then mapped or not to be had.
-  struct RemotePool {
+  // The pool that the peer has been asked for: on its way, then mapped or not to be had.
+  struct Wanted {
+    std::uint32_t number = 0;
     std::shared_ptr<const Mapping> memory;
     std::string why_not;
 
     bool answered() const { return memory != nullptr || !why_not.empty(); }
   };
 
+  const Mapping& remote_pool(std::uint32_t number, Deadline deadline);
+  Wanted ask(std::uint32_t number, Deadline deadline);
   std::string show_pool(const Notice& notice);
   std::string take_pool(const Notice& notice);
 
   const FindPool find_own_;
   PeerPools& mapped_;
-  std::map<std::uint32_t, RemotePool> pools_;  // under mutex_
+  std::map<std::uint32_t, std::shared_ptr<const Mapping>> pools_;  // application thread only
+  std::optional<Wanted> wanted_;                                   // under mutex_
 };
 
 }  // namespace kvxfer::shm

@@ -11,6 +11,12 @@
 
 namespace kvxfer::shm {
 
+namespace {
+
+constexpr std::uint64_t stat_block = 512;  // bytes, of st_blocks
+
+}  // namespace
+
 std::string why_unfit(int descriptor, std::uint64_t bytes) {
   struct stat status{};
   struct statfs system{};
@@ -20,7 +26,12 @@ std::string why_unfit(int descriptor, std::uint64_t bytes) {
   const int seals = ::fcntl(descriptor, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) return "it is not sealed against becoming shorter";
   if ((seals & F_SEAL_WRITE) != 0) return "it is sealed against being written";
-  if (status.st_size < 0 || static_cast<std::uint64_t>(status.st_size) < bytes) return "it is shorter than announced";
+  // Its length counts only from now on: before it was sealed it could be anything.
+  if (::fstat(descriptor, &status) != 0) return "it is no shared memory";
+  const auto length = static_cast<std::uint64_t>(status.st_size);
+  if (length < bytes) return "it is shorter than announced";
+  if (static_cast<std::uint64_t>(status.st_blocks) < (length + stat_block - 1) / stat_block)
+    return "it has holes, which this process would have to fill";
   return {};
 }
 

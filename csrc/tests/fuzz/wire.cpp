@@ -350,14 +350,6 @@ class Attacked {
   // The same plan on both sides: half of the region in two segments.
   void prepare_properly(const Socket& lane, Peer& peer) {
     peer.import_keys(context_->export_keys({&region_, 1}));
-    const Mapping pool(region_bytes, Backing::shared);  // stands for the peer's
-    if (context_->capabilities().own_memory) {
-      Notice shown;
-      shown.kind = NoticeKind::pool;
-      shown.total = region_bytes;
-      iovec vector{&shown, sizeof shown};
-      send_vectors(lane.fd(), &vector, 1, pool.descriptor());
-    }
     const std::vector<std::uint32_t> zeros(2, 0), starts{0, 1};
     const std::vector<std::uint64_t> offsets{0, region_bytes / 2}, lengths{region_bytes / 2, region_bytes / 2};
     Notice one;
@@ -367,8 +359,23 @@ class Attacked {
     std::string text = raw(one);
     for (std::size_t i = 0; i < 2; ++i) text += raw(WireDescriptor{0, 0, offsets[i], lengths[i]});
     say(lane, text);
-    plan_ = context_->prepare(peer, {zeros, offsets, zeros, offsets, lengths, starts}, soon());
+    together(
+        [&] {
+          if (context_->capabilities().own_memory) show_pool_when_asked(lane);
+        },
+        [&] { plan_ = context_->prepare(peer, {zeros, offsets, zeros, offsets, lengths, starts}, soon()); });
     peer_ = &peer;
+  }
+
+  static void show_pool_when_asked(const Socket& lane) {
+    const Mapping pool(region_bytes, Backing::shared);  // stands for the peer's
+    Notice asked, shown;
+    if (receive_all(lane.fd(), &asked, sizeof asked) != 0 || asked.kind != NoticeKind::pool_wanted)
+      throw Failure("the peer's pool is not asked for");
+    shown.kind = NoticeKind::pool;
+    shown.total = region_bytes;
+    iovec vector{&shown, sizeof shown};
+    send_vectors(lane.fd(), &vector, 1, pool.descriptor());
   }
 
   // The application goes on meanwhile.
