@@ -24,6 +24,8 @@ BUILD = ROOT / "build" / "fuzz"
 SECONDS = os.environ.get("FUZZ_SECONDS", "20")
 LIMITS = ("-timeout=60", "-rss_limit_mb=2048", f"-max_total_time={SECONDS}")
 
+NATIVE = ("wire", "wire_shm", "wire_cma", "keys")
+
 pytestmark = pytest.mark.slow
 
 
@@ -37,10 +39,12 @@ def require_or_warn(missing: str) -> bool:
 
 
 def search(name: str, command: list[str], **environment: str) -> str:
+    """What the search of a target said. WHAT_BACKEND starts from the corpus of WHAT."""
     found = BUILD / "found" / name
     found.mkdir(parents=True, exist_ok=True)
     artifacts = f"-artifact_prefix={BUILD}/{name}-"
-    command = [*command, f"-seed={int(time.time())}", artifacts, *LIMITS, str(found), str(CORPUS / name)]
+    corpus = CORPUS / name.split("_", 1)[0]
+    command = [*command, f"-seed={int(time.time())}", artifacts, *LIMITS, str(found), str(corpus)]
     done = subprocess.run(
         command,
         capture_output=True,
@@ -66,14 +70,14 @@ def programs() -> Path:
         options += ["-DKVXFER_LIBFUZZER=ON", f"-DCMAKE_CXX_COMPILER={shutil.which('clang++')}"]
     for step in (
         [cmake, "-S", ROOT, "-B", build, *options],
-        [cmake, "--build", build, "--parallel", "2", "--target", "kvxfer_fuzz_wire", "kvxfer_fuzz_keys"],
+        [cmake, "--build", build, "--parallel", "2", "--target", *(f"kvxfer_fuzz_{name}" for name in NATIVE)],
     ):
         done = subprocess.run([str(word) for word in step], capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return build / "csrc" / "tests"
 
 
-@pytest.mark.parametrize("name", ["wire", "keys"])
+@pytest.mark.parametrize("name", NATIVE)
 def test_native(programs: Path, name: str) -> None:
     # Leaks are looked for by the native tests; here the attacked context is kept on purpose.
     search(name, [str(programs / f"kvxfer_fuzz_{name}"), "-max_len=16384"], ASAN_OPTIONS="detect_leaks=0")
