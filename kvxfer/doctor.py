@@ -109,8 +109,9 @@ def _print(found: dict[str, Any]) -> None:
         line = f"{one['line_mbit']} Mb/s" if one["line_mbit"] else "line rate not told"
         print(f"network   {one['name']}, MTU {one['mtu']}, {line}")
     for one in found["backends"]:
-        state = f"available ({one['library_path']} {one['library_version']})" if one["available"] else one["why_not"]
-        print(f"backend   {one['name']:<6} {state.strip()}: {one['summary']}")
+        library = f"{one['library_path']} {one['library_version']}".strip()
+        state = f"available ({library})" if one["available"] else one["why_not"]
+        print(f"backend   {one['name']:<6} {state}: {one['summary']}")
     for name, version in found["packages"].items():
         print(f"package   {name:<8} {version or 'not installed'}")
     for text in found["advice"]:

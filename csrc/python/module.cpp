@@ -210,7 +210,13 @@ void bind_backend(nb::module_& m) {
   nb::class_<Peer>(m, "Peer")
       .def_prop_ro("id", &Peer::id)
       .def(
-          "import_keys", [](Peer& self, const nb::bytes& keys) { self.import_keys(text(keys)); }, "keys"_a)
+          "import_keys",
+          [](Peer& self, const nb::bytes& keys) {
+            const std::string copy = text(keys);
+            const nb::gil_scoped_release unlocked;
+            self.import_keys(copy);
+          },
+          "keys"_a)
       .def("describe", &Peer::describe)
       .def_prop_ro("lost", &Peer::lost);
   nb::class_<Plan>(m, "Plan")

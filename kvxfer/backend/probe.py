@@ -9,6 +9,7 @@ from kvxfer.errors import UnavailableError
 from kvxfer.options import parse_choice_list, split_list
 
 MEASURES_NOTHING = ("null",)  # never chosen by auto
+ONE_USER = ("cma",)  # the kernel decides who may read another process's memory; one user always may read his own
 ALL = "all"
 """In place of names: every backend that can be used."""
 

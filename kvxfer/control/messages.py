@@ -46,6 +46,7 @@ class HostInfo(msgspec.Struct, frozen=True):
     python: str
     load_average: float = 0.0  # over one minute, at the start
     kvxfer_version: str = ""
+    uid: int | None = None  # of the user under whom the process runs
 
 
 # --- what a worker is told, and what it answers ---

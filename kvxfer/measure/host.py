@@ -30,6 +30,7 @@ def host_info() -> HostInfo:
         python=platform.python_version(),
         load_average=os.getloadavg()[0],
         kvxfer_version=__version__,
+        uid=os.getuid(),
     )
 
 

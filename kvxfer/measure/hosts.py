@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from kvxfer.backend.probe import is_one_host
+from kvxfer.backend.probe import ONE_USER, is_one_host
 from kvxfer.control.messages import HostInfo
 from kvxfer.errors import UnavailableError
 from kvxfer.measure.host import usable_bytes
@@ -40,6 +40,10 @@ class Hosts:
     def reaches(self, row: Row) -> bool:
         """Whether the row's backend can carry bytes between the two at all."""
         return self.same or not is_one_host(row.backend)
+
+    def may(self, row: Row) -> bool:
+        """Whether the kernel is sure to let the row's backend: it may refuse cma between two users' processes."""
+        return row.backend not in ONE_USER or self.here.uid == self.there.uid
 
     def scope_of(self, row: Row) -> str:
         """What the row's bytes go through."""

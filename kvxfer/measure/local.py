@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -68,9 +69,19 @@ def _await_start(process: subprocess.Popen[bytes], control: Path) -> None:
     give_up_at = time.monotonic() + START_S
     while not control.exists():
         if process.poll() is not None or time.monotonic() > give_up_at:
-            how = "did not start in time" if process.returncode is None else f"ended with status {process.returncode}"
-            raise UnavailableError(f"the second process, started on this host, {how}; KVXFER_DEBUG=1 shows why")
+            raise UnavailableError(f"the second process, started on this host, {_how(process.returncode)}")
         time.sleep(0.002)
+
+
+def _how(status: int | None) -> str:
+    """It failed to start, as far as that can be told from here; its limits are ours."""
+    if status is None:
+        return f"did not start within {START_S:.0f} s; KVXFER_DEBUG=1 shows what it says"
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"ended with status {status}; is there memory, a process, threads and files left for it (`ulimit -n` is "
+        f"{files})? KVXFER_DEBUG=1 shows why"
+    )
 
 
 def _private_directory() -> Path:

@@ -10,9 +10,11 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
+from kvxfer.backend.probe import is_one_host
 from kvxfer.cache.tables import BlockTables
 from kvxfer.control import messages as m
 from kvxfer.errors import WrongBytesError
+from kvxfer.measure.endpoint import reachable
 from kvxfer.measure.request import Effort, Row
 from kvxfer.measure.session import Session
 
@@ -78,7 +80,7 @@ class Pair:
         allocate = self._allocation()
         phases["allocate"] = self._timed(allocate, allocate)
         phases["register"] = self._timed(m.Register(), m.Register())
-        endpoint = self._reachable(decode.endpoint)
+        endpoint = reachable(decode.endpoint, self._peer_host, is_one_host(row.backend))
         phases["connect"] = self._timed(m.Connect(endpoint, CONNECT_NS), m.Connect("", CONNECT_NS))
         phases["exchange"] = self._exchange()
         start = time.monotonic_ns()
@@ -214,13 +216,6 @@ class Pair:
         start = time.monotonic_ns()
         self._session.both(self._number, prefill, decode, m.Done)
         return time.monotonic_ns() - start
-
-    def _reachable(self, endpoint: str) -> str:
-        """The data endpoint as this host reaches it: a server that listens everywhere does not know its name."""
-        if endpoint.startswith(m.LOCAL_ENDPOINT):
-            return endpoint
-        host, _, port = endpoint.rpartition(":")
-        return f"{self._peer_host}:{port}" if host in ("0.0.0.0", "[::]") else endpoint
 
     def _exchange(self) -> int:
         start = time.monotonic_ns()

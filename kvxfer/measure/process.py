@@ -10,6 +10,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+
+import msgspec
 
 from kvxfer.control import messages as m
 from kvxfer.control.pipe import Pipe, PipeClosedError
@@ -63,6 +66,8 @@ class WorkerProcess:
         except PipeClosedError:
             self._dead = True
             return [self._how_it_ended()]
+        except msgspec.DecodeError as error:
+            return [self._obituary(f"said what is no message: {error}")]
         if said:
             self._heard_at, self._has_started = time.monotonic(), True
         elif self._dead:
@@ -71,11 +76,28 @@ class WorkerProcess:
             return [self._obituary(f"has not answered for {self._patience_s:.0f} s")]
         return [message for message in said if not isinstance(message, m.Heartbeat)]
 
-    def end(self) -> None:
-        """Kill the worker and wait until its memory is back. Idempotent."""
+    def kill(self) -> None:
+        """Without waiting for its end; end() is still to come. Idempotent."""
         self._process.kill()
-        self._process.wait()
+
+    def end(self, meanwhile: Callable[[], None]) -> None:
+        """Kill the worker and wait until its memory is back. Idempotent.
+
+        The kernel takes seconds to free many GiB, so `meanwhile` is called again and again: whoever counts on the
+        caller's heartbeat has to hear it.
+        """
+        self.kill()
+        while self._is_there():
+            meanwhile()
         self._pipe.close()
+
+    def _is_there(self) -> bool:
+        """Whether the process has not ended, after waiting a little for that."""
+        try:
+            self._process.wait(m.HEARTBEAT_S / 5)
+        except subprocess.TimeoutExpired:
+            return True
+        return False
 
     def cpu_ns(self) -> int:
         """User and system time of the worker so far, 0 when it is gone."""
@@ -99,12 +121,19 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return self._obituary("closed its connection")
         if code < 0:
-            by = signal.Signals(-code)
-            why = " (the kernel does that when memory runs out)" if by == signal.SIGKILL else ""
-            return self._obituary(f"was killed by {by.name}{why}")
+            why = " (the kernel does that when memory runs out)" if -code == signal.SIGKILL else ""
+            return self._obituary(f"was killed by {_signal_name(-code)}{why}")
         if not self._has_started:
             what = f"the {self.side} worker could not start; is there memory, a process, threads and files left for it?"
             return m.Failed(0, ExitStatus.UNAVAILABLE, f"{what} KVXFER_DEBUG=1 shows why")
         if code == ExitStatus.UNAVAILABLE:
             return m.Failed(0, code, f"the {self.side} worker ran out of memory")
         return self._obituary(f"ended by itself with status {code}")
+
+
+def _signal_name(number: int) -> str:
+    """Such as SIGTERM; of the real-time signals only the first and the last have a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

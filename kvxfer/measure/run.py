@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from kvxfer import __version__
-from kvxfer.backend.probe import MEASURES_NOTHING
+from kvxfer.backend.probe import MEASURES_NOTHING, probe_all
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.control.messages import HostInfo
 from kvxfer.cost.assumptions import Assumptions
@@ -47,7 +47,7 @@ class Request:
     words: Sequence[str]  # the command line
     require_transport: str = ""
     notices: Sequence[str] = ()  # of the model and its cache
-    leave_out: bool = False  # rows whose backend cannot reach the peer, rather than fail
+    leave_out: bool = False  # rows whose backend cannot or may not reach the peer, rather than fail
 
 
 @dataclass
@@ -80,7 +80,7 @@ def within_reach(request: Request, hosts: Hosts, offered: Sequence[str]) -> Requ
         )
     if not request.leave_out:
         return request
-    rows = [row for row in request.rows if hosts.reaches(row) and row.backend in offered]
+    rows = [row for row in request.rows if hosts.reaches(row) and hosts.may(row) and row.backend in offered]
     if not rows:
         raise UnavailableError(
             "no backend that can be used here reaches the peer; `kvxfer doctor` says what each side has"
@@ -166,8 +166,11 @@ def _finish(run: RowRun, request: Request, outcome: Outcome, say: Say) -> None:
     row = run.finish(say)
     wanted = request.require_transport
     if wanted and not all(_carried_by(lane, wanted) for lane in row["transport"].split("+")):
+        other = wanted.partition("/")[0]
+        known = other != run.row.backend and other in (one.name for one in probe_all())
+        hint = f"; give --backend {other} with it" if known else ""
         raise UnavailableError(
-            f"{run.row.id}: {row['transport']} carried the bytes, and --require-transport wants {wanted}"
+            f"{run.row.id}: {row['transport']} carried the bytes, and --require-transport wants {wanted}{hint}"
         )
     outcome.rows.append(row)
     outcome.references.extend(run.references)
@@ -238,7 +241,7 @@ def _models(rows: Sequence[Row], given: int | None) -> list[dict[str, Any]]:
 
 def _host(info: HostInfo) -> dict[str, Any]:
     told: dict[str, Any] = msgspec.to_builtins(info)
-    return {name: value for name, value in told.items() if name not in ("boot_id", "netns")}
+    return {name: value for name, value in told.items() if name not in ("boot_id", "netns", "uid")}
 
 
 def _notices(request: Request, hosts: Hosts, outcome: Outcome) -> list[str]:

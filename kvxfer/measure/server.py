@@ -182,6 +182,8 @@ class Server:
             port = self._settings.data_port and self._settings.data_port + command.pair
             body = msgspec.structs.replace(body, address=self._settings.data_address, port=port)
             command = m.Command(command.seq, body, command.pair)
+        elif isinstance(body, m.Connect):  # our side accepts; a client cannot send it anywhere
+            command = m.Command(command.seq, msgspec.structs.replace(body, endpoint=""), command.pair)
         worker.send(command)
 
     def _too_large(self, body: m.Allocate) -> str:
@@ -221,7 +223,12 @@ class Server:
             self._part("closed its connection")
         elif now - self._heard_at > m.SILENCE_S:
             self._part(f"was not heard for {m.SILENCE_S:.0f} s")
-        elif now - self._told_at > m.HEARTBEAT_S:
+        else:
+            self._keep_alive()
+
+    def _keep_alive(self) -> None:
+        """Send the client a heartbeat if one is due."""
+        if self._client is not None and time.monotonic() - self._told_at > m.HEARTBEAT_S:
             self._tell(m.Heartbeat())
 
     def _part(self, why: str) -> None:
@@ -230,6 +237,8 @@ class Server:
         self._say(f"the run is over: the client {why}")
 
     def _end_workers(self) -> None:
+        for worker in self._workers.values():
+            worker.kill()  # all at once: each takes its time to free its memory
         for pair in list(self._workers):
             self._end_worker(pair)
         self._opening.clear()
@@ -237,7 +246,9 @@ class Server:
     def _end_worker(self, pair: int) -> None:
         self._with_pool.discard(pair)
         if (worker := self._workers.pop(pair, None)) is not None:
-            worker.end()
+            began = time.monotonic()
+            worker.end(self._keep_alive)
+            self._heard_at += time.monotonic() - began  # nobody was listened to meanwhile
 
     def _tell(self, message: m.Message, client: bytes | None = None) -> None:
         self._told_at = time.monotonic()

@@ -57,16 +57,18 @@ class Session:
         """End both workers of a pair."""
         worker = self._prefill.pop(pair, None)
         if worker is not None:
-            worker.end()
+            worker.end(self.keep_alive)
             self._client.send(m.Dismiss(pair))
             self._await_server(m.Dismissed)
 
     def close(self) -> None:
-        """End all workers without waiting for the server."""
-        for worker in self._prefill.values():
-            worker.end()
-        self._prefill.clear()
+        """End all workers without waiting for the server, which hears at first that it may end its own."""
         self._client.send(m.Bye())
+        for worker in self._prefill.values():
+            worker.kill()
+        for worker in self._prefill.values():
+            worker.end(lambda: None)
+        self._prefill.clear()
         self._client.close()
 
     def both(self, pair: int, prefill: m.WorkerCommand, decode: m.WorkerCommand, answer: type[A]) -> tuple[A, A]:

@@ -82,4 +82,4 @@ def test_a_worker_survives_what_it_is_told(seed: int) -> None:
             assert said.seq == seq, f"{body} ended the worker: {said}"
             assert not isinstance(said, m.Failed) or said.status in set(ExitStatus), said
     finally:
-        worker.end()
+        worker.end(lambda: None)

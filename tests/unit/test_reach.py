@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from kvxfer.cache.spec import CacheSpec
@@ -91,3 +92,18 @@ def test_a_row_that_does_not_fit_by_itself_is_an_error() -> None:
     hosts = replace(SAME, usable_here=1 << 29, usable_there=1 << 29)
     with pytest.raises(UnavailableError, match="not enough memory: 4096 tokens"):
         measure(None, request("tcp", "shm", tokens=4096), hosts, Outcome(), print)  # type: ignore[arg-type]
+
+
+def test_of_all_backends_those_of_one_user_are_left_out_between_two() -> None:
+    """By name it is tried, since the kernel may allow it: root may read everyone's memory."""
+    hosts = replace(SAME, here=replace_uid(HERE, 0), there=replace_uid(HERE, 54321))
+    left = within_reach(request("tcp", "shm", "cma", leave_out=True), hosts, ["tcp", "shm", "cma"])
+    assert [row.backend for row in left.rows] == ["tcp", "shm"]
+    asked = request("cma")
+    assert within_reach(asked, hosts, ["cma"]) is asked
+    with pytest.raises(UnavailableError, match="no backend that can be used here reaches the peer"):
+        within_reach(request("cma", leave_out=True), hosts, ["cma"])
+
+
+def replace_uid(info: HostInfo, uid: int) -> HostInfo:
+    return msgspec.structs.replace(info, uid=uid)

@@ -1,0 +1,124 @@
+"""How workers end, and that the server and the coordinator outlive it and go on telling each other that they live."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kvxfer.control import messages as m
+from kvxfer.control.channel import Client, server_socket
+from kvxfer.errors import PeerLostError
+from kvxfer.measure import process
+from kvxfer.measure.process import WorkerProcess
+from kvxfer.measure.server import Server, Settings
+from kvxfer.measure.session import Session, open_session
+
+from .processes import wait_until
+
+SLOW_END_S = m.SILENCE_S + 1.0
+"""What the kernel may take to free the memory of a worker that was killed."""
+
+RUBBISH = b"\xc1 no message"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """One that runs in a thread of ours, so that what it does to its workers can be changed."""
+    reader, writer = os.pipe()
+    made: list[Server] = []
+    there = threading.Event()
+
+    def run() -> None:
+        with server_socket(f"ipc://{tmp_path}/control", None, frozenset()) as socket:
+            made.append(Server(socket, Settings("127.0.0.1", owner_fd=reader), lambda _: None))
+            there.set()
+            made[0].run()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert there.wait(20)
+    yield made[0]
+    assert thread.is_alive(), "the server did not survive"
+    os.close(writer)
+    thread.join(20)
+    os.close(reader)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def session(server: Server, tmp_path: Path) -> Iterator[Session]:
+    with open_session(Client(f"ipc://{tmp_path}/control", None, None)) as opened:
+        yield opened
+
+
+def works(session: Session) -> None:
+    """A fresh pair does what it is told."""
+    session.launch(0)
+    session.both(0, m.Ping(), m.Ping(), m.Done)
+
+
+def end_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on every worker takes its time to end."""
+    gone_at: dict[int, float] = {}
+
+    def is_there(worker: WorkerProcess) -> bool:
+        time.sleep(0.1)
+        worker._process.poll()
+        return time.monotonic() < gone_at.setdefault(worker.pid, time.monotonic() + SLOW_END_S)
+
+    monkeypatch.setattr(WorkerProcess, "_is_there", is_there)
+
+
+def test_both_sides_are_heard_while_workers_end(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    works(session)
+    end_slowly(monkeypatch)
+    session.dismiss(0)
+    monkeypatch.undo()
+    works(session)
+
+
+def test_a_worker_that_dies_and_ends_slowly(server: Server, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client was not listened to meanwhile, which is not its silence."""
+    works(session)
+    end_slowly(monkeypatch)
+    os.kill(server._workers[0].pid, signal.SIGKILL)
+    with pytest.raises(PeerLostError, match="decode worker was killed by SIGKILL"):
+        session.decode(0, m.Ping(), m.Done)
+    session._client.send(m.Launch(1))
+    session._await_server(m.Launched)
+
+
+def test_a_worker_that_is_ended_by_a_signal_without_a_name(server: Server, session: Session) -> None:
+    works(session)
+    os.kill(server._workers[0].pid, signal.SIGRTMIN + 6)
+    with pytest.raises(PeerLostError, match=f"decode worker was killed by signal {signal.SIGRTMIN + 6}"):
+        session.decode(0, m.Ping(), m.Done)
+    works(session)
+
+
+def test_a_worker_that_says_what_is_no_message(
+    server: Server, session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "worker"
+    script.write_text(
+        f"#!{sys.executable}\nimport os, sys, time\n"
+        f"os.write(int(sys.argv[3]), {len(RUBBISH).to_bytes(4, 'little') + RUBBISH!r})\ntime.sleep(60)\n"
+    )
+    script.chmod(0o700)
+    with monkeypatch.context() as changed:
+        changed.setattr(process, "sys", SimpleNamespace(executable=str(script)))
+        session._client.send(m.Launch(0))
+        session._await_server(m.Launched)
+    session._seq += 1
+    with pytest.raises(PeerLostError, match="decode worker said what is no message"):
+        session._answers({"decode"})
+    wait_until(lambda: not server._workers, 20, "the end of that worker")
+    works(session)
