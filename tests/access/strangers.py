@@ -7,6 +7,7 @@ import errno
 import resource
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -37,11 +38,33 @@ def descriptors(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-class Crowd:
-    """Connections to one port that stay until the server drops them."""
+Door = int | str
+"""A TCP port on loopback, or the name of an abstract Unix socket."""
 
-    def __init__(self, port: int) -> None:
-        self._address = (LOOPBACK, port)
+CONNECT_S = 20
+
+
+def connect(door: Door) -> socket.socket:
+    """Waits where the listener's backlog is full."""
+    if isinstance(door, int):
+        return socket.create_connection((LOOPBACK, door), timeout=CONNECT_S)
+    one = socket.socket(socket.AF_UNIX)
+    try:
+        # Not settimeout(): a Unix socket that does not block refuses at once where it would have to wait.
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", CONNECT_S, 0))
+        one.connect("\0" + door)
+        one.settimeout(CONNECT_S)
+    except BaseException:
+        one.close()
+        raise
+    return one
+
+
+class Crowd:
+    """Connections to one door that stay until the server drops them."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
         self._selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Crowd:
@@ -61,7 +84,7 @@ class Crowd:
     def join(self, count: int, says: bytes = b"") -> None:
         """So many more."""
         for _ in range(count):
-            one = socket.create_connection(self._address, timeout=20)
+            one = connect(self._door)
             one.setblocking(False)
             with contextlib.suppress(OSError):
                 one.send(says)
@@ -95,10 +118,10 @@ class Crowd:
         one.close()
 
 
-def knock(port: int, says: bytes) -> bool:
+def knock(door: Door, says: bytes) -> bool:
     """One connection that says something, and reads until the server has dropped it. False: it could not connect."""
     try:
-        with socket.create_connection((LOOPBACK, port), timeout=20) as one:
+        with connect(door) as one:
             one.sendall(says)
             one.shutdown(socket.SHUT_WR)
             while one.recv(4096):

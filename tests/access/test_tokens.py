@@ -8,7 +8,7 @@ import pytest
 from two_process.processes import Place, free_port, wait_until
 from two_process.relay import HELLO
 
-from .strangers import LOOPBACK, Gate
+from .strangers import LOOPBACK, Door, Gate, connect
 from .test_ports import serves_and_verifies
 
 HELLO_MAGIC = 0x4658564B
@@ -17,14 +17,13 @@ PAYLOAD = 1 << 20
 """More than hellos and plans: every lane has been taken by then."""
 
 
-def lane(port: int, token: bytes) -> bytes:
+def lane(door: Door, token: bytes, lanes: int = 2) -> bytes:
     """What a data port answers to a proper hello that begins with this token; nothing when it drops the connection."""
-    with socket.create_connection((LOOPBACK, port), timeout=20) as one:
-        one.sendall(token + HELLO.pack(HELLO_MAGIC, 1, 0, 2, 0, 0, 1234))
-        one.settimeout(20)
+    with connect(door) as one:
         try:
+            one.sendall(token + HELLO.pack(HELLO_MAGIC, 1, 0, lanes, 0, 0, 1234))
             return one.recv(HELLO.size, socket.MSG_WAITALL)
-        except ConnectionResetError:
+        except (ConnectionResetError, BrokenPipeError):
             return b""
 
 

@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from two_process.processes import die_with_parent
+
 PRELOADED = (
     "kvxfer._native",
     "kvxfer.bench",
@@ -117,6 +119,7 @@ def main() -> None:
             connection, _ = listener.accept()
             if os.fork() == 0:
                 listener.close()
+                die_with_parent()  # which ends with its starter, as said above
                 sys.exit(_supervise(connection))
             connection.close()
 
@@ -128,6 +131,7 @@ def _supervise(connection: socket.socket) -> int:
     pid = os.fork()
     if pid == 0:
         connection.close()
+        die_with_parent()
         return _become(request)
     with contextlib.suppress(OSError):
         connection.sendall(f"{pid}\n".encode())

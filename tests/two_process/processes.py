@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pty
@@ -29,6 +30,15 @@ MARK = "KVXFER_TEST"
 QUICK = ("--setup-repeats", "1", "--max-seconds", "0.15")
 
 DEADLINE_S = 60
+
+
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl  # looked up before a fork
+
+
+def die_with_parent() -> None:
+    """After a fork: be killed when the thread that forked us ends, as it does when the tests themselves are killed."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
@@ -234,7 +244,8 @@ class Place:
 
     def start_command(self, command: Sequence[str], **options: Any) -> Running:
         """Any command, watched as the others are."""
-        running = Running(command, self.environment, False, **({"cwd": self.directory} | options))
+        environment = options.pop("env", self.environment)
+        running = Running(command, environment, False, **({"cwd": self.directory} | options))
         self._running.append(running)
         return running
 
@@ -260,8 +271,10 @@ class Place:
         return result
 
     def serve(self, *arguments: str, port: int | None = None, **options: Any) -> Server:
-        """A server that is waiting by now."""
+        """A server that is waiting by now. It ends with us, since it would wait for ever."""
         port = port or free_port()
+        prepare = options.pop("preexec_fn", lambda: None)
+        options["preexec_fn"] = lambda: (die_with_parent(), prepare())
         server = self._start(Server, "kvxfer.serve", ("--port", str(port), *arguments), False, options)
         server.port = port
         self._ports.append(port)
