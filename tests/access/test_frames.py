@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from kvxfer import __version__
 from kvxfer.cache.layout import Slice
 from kvxfer.control import messages as m
 from kvxfer.control.channel import MAX_MESSAGE_BYTES, Client
+from kvxfer.errors import PeerLostError
 from kvxfer.measure.session import Session, open_session
 
 from .test_ports import resident_bytes, serves_and_verifies
@@ -220,6 +222,20 @@ def answered(session: Session, seq: int) -> m.FromServer:
 
 
 @pytest.mark.slow
+def test_a_client_sends_a_worker_nowhere(place: Place) -> None:
+    """Its worker accepts data connections; what a client names as their other end is dropped."""
+    server = place.serve()
+    with socket.create_server(("127.0.0.1", 0)) as listener, welcomed(server) as session:
+        Steps(session)("registered")
+        port = listener.getsockname()[1]
+        with pytest.raises(PeerLostError, match="data connection"):
+            session.decode(0, m.Connect(f"127.0.0.1:{port}", 1_000_000_000), m.Done)
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    serves_and_verifies(place, server)
+
+
 def test_one_pool_of_each_worker_and_no_larger_than_allowed(place: Place) -> None:
     server = place.serve("--max-gib", "0.01")
     half = [5 << 20]

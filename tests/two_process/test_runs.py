@@ -242,12 +242,18 @@ def test_the_seed_changes_nothing_of_the_sizes(place: Place) -> None:
     assert row["verified_bytes"] == 2 * row["bytes"]
 
 
+def test_a_required_transport_that_another_backend_has(place: Place) -> None:
+    done = place.bench("--require-transport", "shm", "--quiet")
+    done.failed(3, "tcp/lo carried the bytes", "--require-transport wants shm; give --backend shm with it")
+
+
 def test_required_transport(place: Place) -> None:
     assert place.bench("--require-transport", "tcp", "--quiet").status == 0
     assert place.bench("--backend", "shm", "--require-transport", "shm", "--quiet").status == 0
     path = place.directory / "other.json"
     done = place.bench("--require-transport", "tcp/eth9", "--json", str(path))
     done.failed(3, "tcp/lo carried the bytes", "--require-transport wants tcp/eth9")
+    assert "give --backend" not in done.err
     result = json.loads(path.read_text())
     check_schema(result)
     assert result["exit_status"] == 3
