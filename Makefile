@@ -18,7 +18,7 @@ JOBS := $(shell nproc 2>/dev/null || echo 2)
 BENCH_ARGS ?=
 PEERS_ARGS ?=
 
-.PHONY: bench benchmarks peers test test-full install install-dev lint test-native test-python sanitize test-slow fuzz clean
+.PHONY: bench benchmarks peers test test-full install install-dev lint test-native test-python sanitize test-slow test-slow-faults test-slow-rest fuzz clean
 
 bench: install
 	$(BIN)/python -m kvxfer.bench --model 70b --backend all $(BENCH_ARGS)
@@ -66,10 +66,18 @@ test-native: install-dev
 test-python: install-dev
 	$(BIN)/pytest -m 'not slow' --benchmark-disable tests bench/suites
 
+# Bandwidths are measured with nothing beside them. Faults wait most of the time, so the rest runs next to them.
 test-slow: install-dev
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow tests/hosts
+	$(MAKE) --jobs=2 --output-sync=target test-slow-faults test-slow-rest
 
-# A part of test-slow, for FUZZ_SECONDS of each target (20 by default).
+test-slow-faults:
+	$(BIN)/pytest -m slow tests/faults
+
+test-slow-rest:
+	$(BIN)/pytest -m slow --ignore=tests/hosts --ignore=tests/faults
+
+# A part of test-slow, for FUZZ_SECONDS of each target (10 by default).
 fuzz: install-dev
 	$(BIN)/pytest -m slow tests/fuzz/test_search.py
 

@@ -175,8 +175,11 @@ def test_a_cache_of_each_family_is_moved_and_verified(session: Session, backend:
     moved(session, backend, cache)
 
 
+# Plans and pieces are cut alike for all backends: the first one moves every cache, the others each third.
+EVERY = [(backend, cache) for n, backend in enumerate(BACKENDS) for cache in CACHES[:: 3 if n else 1]]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("cache", CACHES, ids=str)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "cache"), EVERY, ids=str)
 def test_every_cache_is_moved_and_verified(session: Session, backend: str, cache: Cache) -> None:
     moved(session, backend, cache)

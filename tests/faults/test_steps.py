@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,13 +24,21 @@ AT_ONCE = 16
 
 CHAIN = 8
 
+STOPS_APART = 1 if "KVXFER_EVERY_FAULT" in os.environ else 3
+"""A stopped process is found by its silence, which takes seconds each time and is the same whatever carries the data:
+of the backends but the first, every so many-th step is tried, unless all are asked for."""
+
 
 def faults(backend: str, steps: Steps, over_a_port: bool) -> list[list[Case]]:
     """Each victim with each signal, at every step of which it can know; a list for each pair of them."""
     victims = [one for one in VICTIMS if over_a_port or one != "data connections"]
     pairs = [(victim, number) for victim in victims for number in (signal.SIGSTOP, signal.SIGKILL)]
     pairs += [("bench", signal.SIGINT), ("serve", signal.SIGINT)]
-    return [[Case(backend, *pair, step) for step in range(len(steps.labels))] for pair in pairs]
+    apart = {signal.SIGSTOP: 1 if backend == BACKENDS[0] else STOPS_APART}
+    return [
+        [Case(backend, victim, number, step) for step in range(0, len(steps.labels), apart.get(number, 1))]
+        for victim, number in pairs
+    ]
 
 
 def recorded(zygote: Zygote, place: Place, backend: str) -> tuple[Steps, bool]:
