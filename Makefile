@@ -77,7 +77,7 @@ test-slow-faults:
 test-slow-rest:
 	$(BIN)/pytest -m slow --ignore=tests/hosts --ignore=tests/faults
 
-# A part of test-slow, for FUZZ_SECONDS of each target (10 by default).
+# A part of test-slow, for FUZZ_SECONDS of each target (5 by default).
 fuzz: install-dev
 	$(BIN)/pytest -m slow tests/fuzz/test_search.py
 

@@ -19,14 +19,14 @@ pytestmark = pytest.mark.slow
 
 BACKENDS = [name for name, _ in _native.backends() if name not in MEASURES_NOTHING and _native.probe(name).available]
 
-AT_ONCE = 16
+AT_ONCE = 8
 """Chains of cases: most of them wait most of the time."""
 
 CHAIN = 8
 
-STOPS_APART = 1 if "KVXFER_EVERY_FAULT" in os.environ else 3
-"""A stopped process is found by its silence, which takes seconds each time and is the same whatever carries the data:
-of the backends but the first, every so many-th step is tried, unless all are asked for."""
+STEPS_APART = 1 if "KVXFER_EVERY_FAULT" in os.environ else 3
+"""The steps are those of the control channel, whatever carries the data: of the backends but the first every so
+many-th is tried, unless all are asked for."""
 
 
 def faults(backend: str, steps: Steps, over_a_port: bool) -> list[list[Case]]:
@@ -34,11 +34,8 @@ def faults(backend: str, steps: Steps, over_a_port: bool) -> list[list[Case]]:
     victims = [one for one in VICTIMS if over_a_port or one != "data connections"]
     pairs = [(victim, number) for victim in victims for number in (signal.SIGSTOP, signal.SIGKILL)]
     pairs += [("bench", signal.SIGINT), ("serve", signal.SIGINT)]
-    apart = {signal.SIGSTOP: 1 if backend == BACKENDS[0] else STOPS_APART}
-    return [
-        [Case(backend, victim, number, step) for step in range(0, len(steps.labels), apart.get(number, 1))]
-        for victim, number in pairs
-    ]
+    apart = 1 if backend == BACKENDS[0] else STEPS_APART
+    return [[Case(backend, *pair, step) for step in range(0, len(steps.labels), apart)] for pair in pairs]
 
 
 def recorded(zygote: Zygote, place: Place, backend: str) -> tuple[Steps, bool]:
