@@ -47,7 +47,7 @@ ShmPeer::Wanted ShmPeer::ask(std::uint32_t number, Deadline deadline) {
   {
     const std::lock_guard lock(mutex_);
     asked_before = wanted_.has_value();
-    if (!asked_before) wanted_.emplace().number = number;
+    if (!asked_before) wanted_.emplace(Wanted{number, nullptr, {}});
   }
   if (!asked_before) {
     Notice notice;
