@@ -54,7 +54,7 @@ def _idle_bytes() -> int:
             time.sleep(LOOK_S)
         return _peak_bytes(worker.pid)
     finally:
-        worker.end()
+        worker.end(lambda: None)
 
 
 def _peaks_and_pool(tokens: int) -> tuple[dict[str, int], int]:
