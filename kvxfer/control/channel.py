@@ -218,8 +218,8 @@ class Client:
             return f"{self.name} is a server without keys: leave out --key and --server-key, or start it with keys"
         if self._encrypted and broken:
             return (
-                f"{self.name} broke the handshake off: it has another key than --server-key, or is no kvxfer serve; "
-                "get the .key file of that server"
+                f"{self.name} broke the handshake off: it has another key than --server-key or none, or is no kvxfer "
+                "serve; get the .key file of that server, or start it with keys"
             )
         if self._mismatch or broken:
             return (

@@ -41,7 +41,8 @@ def test_keys_where_the_server_has_none(place: Place) -> None:
     server_public, _ = place.keys("server")
     server = place.serve()
     done = place.bench("--peer", server.address, "--key", str(secret), "--server-key", str(server_public))
-    done.failed(2, "a server without keys", "leave out --key and --server-key")
+    done.failed(2)  # which of the two ends sees first that the other speaks another mechanism is chance
+    assert "is a server without keys" in done.err or "another key than --server-key or none" in done.err
     assert done.seconds < CONNECT_S
     place.serves(server)
 

@@ -44,7 +44,7 @@ def measure(run: Run) -> None:
         "read": lambda: _read(library, memory.address, size),
         "verify": lambda: _verify(regions, leg),
     }
-    taken = {name: [] for name in actions}
+    taken: dict[str, list[int]] = {name: [] for name in actions}
     for turn in range(run.rounds + 1):
         for name, action in actions.items():
             began = time.monotonic_ns()

@@ -82,7 +82,7 @@ class Side:
         leg = self._native.Leg(self._peer, plan, *nothing, *nothing, nothing[1])
         return self._native.LoopRequest([leg])
 
-    def _arrays(self, request: Request) -> tuple[Any, ...]:
+    def _arrays(self, request: Request) -> tuple[Any, Any, Any, Any, Any, Any]:
         prefill = request.prefill_regions + self._first, request.prefill_offsets
         decode = request.decode_regions + self._first, request.decode_offsets
         own, other = (prefill, decode) if self._prefill else (decode, prefill)
