@@ -13,8 +13,8 @@ NATIVE := CMakeLists.txt $(shell find csrc topology -type f)
 PACKAGES := $(shell find kvxfer -name __init__.py)
 CXX_SOURCES := $(shell find csrc bench -name '*.h' -o -name '*.cpp')
 CMAKE := $(BIN)/cmake
-CTEST := $(BIN)/ctest --output-on-failure --no-tests=error --test-dir
 JOBS := $(shell nproc 2>/dev/null || echo 2)
+CTEST := $(BIN)/ctest --output-on-failure --no-tests=error --parallel $(JOBS) --test-dir
 BENCH_ARGS ?=
 PEERS_ARGS ?=
 

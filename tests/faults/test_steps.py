@@ -24,9 +24,9 @@ AT_ONCE = 8
 
 CHAIN = 8
 
-STEPS_APART = 1 if "KVXFER_EVERY_FAULT" in os.environ else 3
-"""The steps are those of the control channel, whatever carries the data: of the backends but the first every so
-many-th is tried, unless all are asked for."""
+STEPS_APART = (1, 1) if "KVXFER_EVERY_FAULT" in os.environ else (2, 6)
+"""Every so many-th step is tried with a fault, of the first backend and of the others, unless all are asked for. Each
+fault begins one step later than the one before, so that every step is hit for every backend."""
 
 
 def faults(backend: str, steps: Steps, over_a_port: bool) -> list[list[Case]]:
@@ -34,8 +34,11 @@ def faults(backend: str, steps: Steps, over_a_port: bool) -> list[list[Case]]:
     victims = [one for one in VICTIMS if over_a_port or one != "data connections"]
     pairs = [(victim, number) for victim in victims for number in (signal.SIGSTOP, signal.SIGKILL)]
     pairs += [("bench", signal.SIGINT), ("serve", signal.SIGINT)]
-    apart = 1 if backend == BACKENDS[0] else STEPS_APART
-    return [[Case(backend, *pair, step) for step in range(0, len(steps.labels), apart)] for pair in pairs]
+    apart = STEPS_APART[backend != BACKENDS[0]]
+    return [
+        [Case(backend, *pair, step) for step in range(number % apart, len(steps.labels), apart)]
+        for number, pair in enumerate(pairs)
+    ]
 
 
 def recorded(zygote: Zygote, place: Place, backend: str) -> tuple[Steps, bool]:

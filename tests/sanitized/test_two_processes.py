@@ -46,12 +46,15 @@ def sanitizer(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def package(sanitizer: str) -> Path:
-    """A folder for PYTHONPATH with kvxfer in it, whose extension is built under the sanitizer."""
-    build = ROOT / "build" / f"sanitize-python-{sanitizer.split(',')[0]}"
+    """A folder for PYTHONPATH with kvxfer in it, whose extension is built under the sanitizer.
+
+    Beside the native tests of `make sanitize`, whose objects it takes.
+    """
+    build = ROOT / "build" / f"sanitize-{sanitizer.split(',')[0]}"
     cmake = Path(sys.executable).with_name("cmake")
     nanobind = run(sys.executable, "-m", "nanobind", "--cmake_dir").strip()
     run(
-        *(cmake, "-S", ROOT, "-B", build, "-Wno-dev", f"-DKVXFER_SANITIZE={sanitizer}"),
+        *(cmake, "-S", ROOT, "-B", build, "-Wno-dev", f"-DKVXFER_SANITIZE={sanitizer}", "-DKVXFER_PYTHON=ON"),
         *(f"-DPython_EXECUTABLE={sys.executable}", f"-Dnanobind_DIR={nanobind}"),
     )
     run(cmake, "--build", build, "--parallel", "2", "--target", "_native")
