@@ -116,12 +116,18 @@ def test_links_to_files_lead_somewhere() -> None:
 
 def test_the_result_shown_is_the_committed_one_as_it_is_printed() -> None:
     (shown,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
-    (committed,) = re.findall(r"\]\((bench/results/[^)]+\.json)\)", README)
+    committed = re.findall(r"\]\((bench/results/[^)]+\.json)\)", README)[0]
     console = Console(width=120, file=io.StringIO())
     render(read_result(ROOT / committed), console)
     printed, words = console.file.getvalue().split("\nWhat the words mean\n")  # type: ignore[attr-defined]
     assert shown == printed
     assert words
+
+
+def test_the_peers_shown_are_the_committed_ones() -> None:
+    (committed,) = re.findall(r"\]\((bench/results/[^)]+-peers\.json)\)", README)
+    words = [sys.executable, str(ROOT / "bench" / "peers" / "markdown.py"), str(ROOT / committed)]
+    assert run(words, ROOT).stdout in README
 
 
 def test_nothing_is_left_to_be_filled_in() -> None:
