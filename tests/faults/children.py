@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +84,8 @@ class Steps:
 def bench(words: list[str], plan: dict[str, Any]) -> int:
     """A bench with its steps watched. Its own messages are what it is watched by; nothing else of it is touched."""
     steps = Steps(plan)
+    if "relay" in plan:
+        _through(plan["relay"])
     pair.STALL_NS = pair.CONNECT_NS = SHORT_NS
 
     def before(kind: type, name: str, call: Callable[..., None]) -> None:
@@ -127,40 +127,40 @@ def serve(words: list[str]) -> int:
     return serve_module.main(words)
 
 
-def relay(port: int, target: int, ready: str) -> int:
-    """Pass on what comes to the port until killed: then its connections break; or until stopped: then they stall.
+def relay(at: int | str, target: int | str, seen: str, rule: dict[str, Any] | None) -> int:
+    """Pass on what comes until killed: then its connections break; or until stopped: then they stall.
 
-    The file `ready` is there once it listens, and holds something once anyone has come.
+    From a port to a port; or from an abstract Unix socket to the one whose name the file `target` holds by the time
+    that somebody comes. The rule is a Spoil or Shuffle as a dict. The file `seen` is there once the relay listens, and
+    has a line for each part that has come.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    listener = socket.create_server(("127.0.0.1", port))
-    Path(ready).touch()
-    while True:
-        one, _ = listener.accept()
-        Path(ready).write_text("used")
-        try:
-            other = socket.create_connection(("127.0.0.1", target))
-        except OSError:
-            one.close()
-            continue
-        for source, sink in ((one, other), (other, one)):
-            source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=_copy, args=(source, sink), daemon=True).start()
+    how = None if rule is None else (spoiling.Shuffle if "seed" in rule else spoiling.Spoil)(**rule)
 
+    def onward() -> socket.socket:
+        if isinstance(target, int):
+            return socket.create_connection(("127.0.0.1", target))
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect("\0" + Path(target).read_text())
+        return connection
 
-def _copy(source: socket.socket, sink: socket.socket) -> None:
-    try:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                sink.sendall(data)
-    finally:
-        for one in (source, sink):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-
-def spoiling_relay(port: int, target: int, ready: str, rule: dict[str, Any]) -> int:
-    """Pass on what comes to the port, but for what the rule (a Spoil or Shuffle as a dict) says."""
-    kind = spoiling.Shuffle if "seed" in rule else spoiling.Spoil
-    spoiling.serve(port, target, Path(ready), kind(**rule))
+    if isinstance(at, int):
+        listener = socket.create_server(("127.0.0.1", at))
+    else:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind("\0" + at)
+        listener.listen()
+    with open(seen, "a", buffering=1) as file:
+        spoiling.Relay(listener, onward, how, lambda name, up: print(name, "up" if up else "down", file=file)).run()
     return 0
+
+
+def _through(relay: dict[str, str]) -> None:
+    """Lead this bench's data connection over a Unix socket through a relay, which is told where it was to go."""
+    real = pair.reachable
+
+    def reachable(endpoint: str, peer_host: str, one_host: bool) -> str:
+        Path(relay["target"]).write_text(real(endpoint, peer_host, one_host).removeprefix(f"{m.LOCAL_ENDPOINT}@"))
+        return f"{m.LOCAL_ENDPOINT}@{relay['name']}"
+
+    pair.reachable = reachable

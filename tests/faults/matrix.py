@@ -14,6 +14,8 @@ from typing import Any
 
 from two_process.processes import MARK, Place, children, wait_until
 
+from kvxfer import _native
+
 from .spoiling import Shuffle, Spoil
 from .zygote import Forked, Zygote
 
@@ -24,6 +26,10 @@ QUICKEST = ("--tokens", "16", "--max-seconds", "0.000001", "--min-samples", "1",
 
 VICTIMS = ("bench", "prefill worker", "serve", "decode worker", "control connection", "data connections")
 """The connections are cut (or stand still) with the relay that carries them."""
+
+WITHOUT_RELAY = ("cma",)
+"""The kernel says which process is at the other end of the socket, and that is where the data goes: with a relay in
+between, the relay."""
 
 _ports = iter(range(20_000, 32_000))  # below those that the kernel gives to connections
 _ports_lock = threading.Lock()
@@ -85,29 +91,36 @@ class Service:
     def _begin(self) -> None:
         self._port, self._data = quiet_port(), quiet_port()
         words = ["--port", str(self._port)]
-        if self._victim == "data connections":
+        if self._relays_ports:
             self._advertised = quiet_port()
             words += ["--data-port", str(self._data), "--advertise", f"127.0.0.1:{self._advertised}"]
         self.serve = self._start("serve", words)
         wait_until(lambda: "waiting on" in self.serve.err or self.serve.wait(0) is not None, 20, "serve")
         self._flat = None
 
-    def _relayed(self) -> None:
-        """A fresh relay for each run: the one before was killed or stopped."""
+    @property
+    def _relays_ports(self) -> bool:
+        return self._victim == "data connections" and not _native.one_host(self._backend)
+
+    def _relayed(self) -> dict[str, Any]:
+        """A fresh relay for each run: the one before was killed or stopped. What the plan of the run says of it."""
         self._end_relay()
         self._peer = self._port
-        if self._victim not in ("control connection", "data connections"):
-            return
-        data = self._victim == "data connections"
-        port, target = (self._advertised, self._data) if data else (quiet_port(), self._port)
-        ready = self._ready = self._place.directory / f"ready-{secrets.token_hex(4)}"
-        if self._rule is None:
-            self._relay = self._start("relay", port, target, str(ready))
+        ready = self._seen = self._place.directory / f"ready-{secrets.token_hex(4)}"
+        at: int | str
+        target: int | str
+        if self._victim == "control connection":
+            at, target = quiet_port(), self._port
+            self._peer = at
+        elif self._relays_ports:
+            at, target = self._advertised, self._data
+        elif self._victim == "data connections":
+            at, target = f"kvxfer-{secrets.token_hex(8)}", f"{ready}-target"
         else:
-            self._relay = self._start("spoiling_relay", port, target, str(ready), asdict(self._rule))
+            return {}
+        self._relay = self._start("relay", at, target, str(ready), self._rule and asdict(self._rule))
         wait_until(ready.exists, 20, "the relay")
-        if not data:
-            self._peer = port
+        return {"relay": {"name": at, "target": target}} if isinstance(at, str) else {}
 
     def _end_relay(self) -> None:
         if self._relay is not None:
@@ -116,13 +129,14 @@ class Service:
 
     def bench(self, step: int | None, number: int = 0, more: Sequence[str] = ()) -> tuple[Forked, Path]:
         """A run that is hit by the signal at that step; and the file of its notes. Takes more options."""
-        self._relayed()
+        more_of_plan = self._relayed()
         note = self._place.directory / f"note-{secrets.token_hex(4)}"
         note.touch()
         pids = {"serve": self.serve.pid, "control connection": 0, "data connections": 0}
         if self._relay is not None:
             pids[self._victim] = self._relay.pid
         plan = {"note": str(note), "step": step, "victim": self._victim, "signal": number, "pids": pids}
+        plan |= more_of_plan
         words = ["--model", self._place.model, "--peer", f"127.0.0.1:{self._peer}", "--backend", self._backend]
         return self._start("bench", [*words, *QUICKEST, *more], plan), note
 
@@ -136,9 +150,10 @@ class Service:
         self.settle()
         return note.read_text().splitlines()
 
-    def relay_used(self) -> bool:
-        """Whether anything of the last run went through the relay: data within one host needs no port."""
-        return self._ready.read_text() != ""
+    def parts(self) -> list[tuple[str, bool]]:
+        """What passed through the relay in the last run, and whether upwards; just bytes without a rule."""
+        lines = [line.rsplit(" ", 1) for line in self._seen.read_text().splitlines()]
+        return [(name, way == "up") for name, way in lines]
 
     def spoiled(self, rule: Spoil | Shuffle, *options: str, seconds: float = WITHIN_S) -> tuple[int | None, str]:
         """What becomes of a run whose data connections go through a relay with that rule: status and stderr."""

@@ -1,28 +1,35 @@
 """A relay on the way of the data connections that knows what passes, and does one thing to one byte of it.
 
 What passes on a connection is a series of parts: token, hello, answer (the listener's hello), on lane 0 notices by
-their kind and their payload, on the others chunk headers and payload.
+their kind and their payload, on the others chunk headers and payload. Over Unix sockets a descriptor may come along
+with a part, and is passed on with its first byte.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import random
 import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from two_process.relay import CHUNK, HELLO, TOKEN_BYTES
 
 NOTICE = struct.Struct("<IIIB3xQQQQ")  # magic, kind, plan, op, tag, count, total, payload bytes
-KINDS = {1: "prepare", 2: "arm", 3: "release", 4: "bye", 5: "request", 6: "confirm", 7: "delivered"}
+KINDS = (
+    *("none", "prepare", "arm", "release", "bye", "request", "confirm", "delivered", "cancel_request"),
+    *("cancelled", "cancel_seen", "progress", "written", "pool_wanted", "pool"),
+)
+"""By their number on the wire."""
 
 DELAY_S = 0.3
+
+MOST_DESCRIPTORS = 4  # that are taken from one receive; a second one would be a fault worth seeing
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,8 @@ class Spoil:
     """What is done where: to the `nth` part (from 0) of that name and direction, before its byte at `offset`.
 
     A negative offset counts from the end; None is the middle. Actions: drop (no more of this direction passes), delay,
-    truncate (both connections are closed in order), reset (by RST), duplicate (the byte comes twice).
+    truncate (both connections are closed in order), reset (by RST; over Unix sockets with what is unread), duplicate
+    (the byte comes twice), strip (the part comes without its descriptor).
     """
 
     action: str
@@ -59,7 +67,8 @@ class Connection:
     def __init__(self, one: socket.socket, other: socket.socket) -> None:
         self.sockets = (one, other)
         for each in self.sockets:
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if each.family != socket.AF_UNIX:
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             each.settimeout(0.05)  # nobody stays in a system call on a socket that is being closed
 
     def end(self, reset: bool) -> None:
@@ -72,104 +81,164 @@ class Connection:
             each.close()
 
 
-def serve(port: int, target: int, ready: Path, rule: Spoil | Shuffle) -> None:
-    """Relay from the port to the target until killed."""
-    seen: dict[tuple[str, bool], Iterator[int]] = {}
-    lock = threading.Lock()
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        ready.touch()
+class Part:
+    """Bytes that belong together, and the descriptors that came with them, which it owns."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.data = b""
+        self.descriptors: list[int] = []
+
+    def drop_descriptors(self) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+class Relay:
+    """Passes on what comes to a listener, but for what the rule says; without one, whatever that is."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        onward: Callable[[], socket.socket],
+        rule: Spoil | Shuffle | None,
+        seen: Callable[[str, bool], None] = lambda name, up: None,
+    ) -> None:
+        """`onward` makes a connection to the target; `seen` is called with each part's name and direction."""
+        self._listener = listener
+        self._onward = onward
+        self._rule = rule
+        self._seen = seen
+        self._numbers: dict[tuple[str, bool], Iterator[int]] = {}
+        self._lock = threading.Lock()
+        self._connections: list[Connection] = []
+        self._threads: list[threading.Thread] = []
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Until the listener is shut down."""
         while True:
-            one, _ = listener.accept()
             try:
-                other = socket.create_connection(("127.0.0.1", target))
+                one, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                other = self._onward()
             except OSError:
                 one.close()
                 continue
             connection = Connection(one, other)
+            self._connections.append(connection)
             for up in (True, False):
-                threading.Thread(target=_pass, args=(connection, up, rule, seen, lock), daemon=True).start()
+                self._threads.append(threading.Thread(target=self._pass, args=(connection, up), daemon=True))
+                self._threads[-1].start()
+
+    def end(self) -> None:
+        """Of all connections, once run() has returned."""
+        self._ended.set()
+        for connection in self._connections:
+            connection.end(reset=False)
+        for thread in self._threads:
+            thread.join()
+
+    def _pass(self, connection: Connection, up: bool) -> None:
+        rule = self._rule
+        source, sink = connection.sockets if up else connection.sockets[::-1]
+        random_source = random.Random(f"{rule} {up}")
+        try:
+            for part in _parts(source, up) if rule else _bytes(source):
+                with self._lock:
+                    number = next(self._numbers.setdefault((part.name, up), itertools.count()))
+                    self._seen(part.name, up)
+                try:
+                    if isinstance(rule, Shuffle):
+                        _dribble(sink, part, rule, random_source)
+                    elif rule is not None and (rule.part, rule.up, rule.nth) == (part.name, up, number):
+                        self._spoil(connection, sink, part, rule)
+                    else:
+                        _send(sink, part, part.data)
+                finally:
+                    part.drop_descriptors()
+        except (OSError, EOFError):
+            connection.end(reset=False)
+
+    def _spoil(self, connection: Connection, sink: socket.socket, part: Part, rule: Spoil) -> None:
+        at = len(part.data) // 2 if rule.offset is None else rule.offset % len(part.data)
+        if rule.action == "strip":
+            assert part.descriptors, f"{part.name} came without a descriptor"
+            part.drop_descriptors()
+        _send(sink, part, part.data[:at])
+        if rule.action == "drop":
+            self._ended.wait()
+        elif rule.action == "delay":
+            time.sleep(DELAY_S)
+        elif rule.action in ("truncate", "reset"):
+            connection.end(reset=rule.action == "reset")
+        elif rule.action == "duplicate":
+            _send(sink, part, part.data[at : at + 1])
+        _send(sink, part, part.data[at:])
 
 
-def _pass(
-    connection: Connection,
-    up: bool,
-    rule: Spoil | Shuffle,
-    seen: dict[tuple[str, bool], Iterator[int]],
-    lock: threading.Lock,
-) -> None:
-    source, sink = connection.sockets if up else connection.sockets[::-1]
-    random_source = random.Random(f"{rule} {up}")
-    try:
-        for name, data in _parts(source, up):
-            with lock:
-                number = next(seen.setdefault((name, up), itertools.count()))
-            if isinstance(rule, Shuffle):
-                _dribble(sink, name, data, rule, random_source)
-            elif (rule.part, rule.up, rule.nth) == (name, up, number):
-                _spoil(connection, sink, data, rule)
-            else:
-                _send(sink, data)
-    except (OSError, EOFError):
-        connection.end(reset=False)
-
-
-def _spoil(connection: Connection, sink: socket.socket, data: bytes, rule: Spoil) -> None:
-    at = len(data) // 2 if rule.offset is None else rule.offset % len(data)
-    _send(sink, data[:at])
-    if rule.action == "drop":
-        threading.Event().wait()
-    elif rule.action == "delay":
-        time.sleep(DELAY_S)
-    elif rule.action in ("truncate", "reset"):
-        connection.end(reset=rule.action == "reset")
-    elif rule.action == "duplicate":
-        _send(sink, data[at : at + 1])
-    _send(sink, data[at:])
-
-
-def _dribble(sink: socket.socket, name: str, data: bytes, rule: Shuffle, source: random.Random) -> None:
-    time.sleep(source.uniform(0, rule.data_s if name in ("header", "payload") else rule.notices_s))
+def _dribble(sink: socket.socket, part: Part, rule: Shuffle, source: random.Random) -> None:
+    time.sleep(source.uniform(0, rule.data_s if part.name in ("header", "payload") else rule.notices_s))
+    data = part.data
     while data:
         size = source.choice((1, 2, 7, 100, 5000, 1 << 16))
-        _send(sink, data[:size])
+        _send(sink, part, data[:size])
         data = data[size:]
 
 
-def _parts(source: socket.socket, up: bool) -> Iterator[tuple[str, bytes]]:
+def _parts(source: socket.socket, up: bool) -> Iterator[Part]:
     lane = 0
     if up:
-        yield "token", _exactly(source, TOKEN_BYTES)
-        hello = _exactly(source, HELLO.size)
-        yield "hello", hello
-        lane = HELLO.unpack(hello)[2]
+        yield _part(source, "token", TOKEN_BYTES)
+        hello = _part(source, "hello", HELLO.size)
+        yield hello
+        lane = HELLO.unpack(hello.data)[2]
     else:
-        yield "answer", _exactly(source, HELLO.size)
+        yield _part(source, "answer", HELLO.size)
     while True:
-        head = _exactly(source, CHUNK.size if lane else NOTICE.size)
+        head = _part(source, "header", CHUNK.size if lane else NOTICE.size)
         if lane:
-            name, size = "header", CHUNK.unpack(head)[4]
+            size = CHUNK.unpack(head.data)[4]
         else:
-            fields = NOTICE.unpack(head)
-            name, size = KINDS.get(fields[1], "other"), fields[7]
-        yield name, head
+            fields = NOTICE.unpack(head.data)
+            head.name, size = KINDS[fields[1]], fields[7]
+        yield head
         if size:
-            yield "payload" if lane else f"payload of {name}", _exactly(source, size)
+            yield _part(source, "payload" if lane else f"payload of {head.name}", size)
 
 
-def _exactly(source: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        try:
-            piece = source.recv(size - len(data))
-        except TimeoutError:
-            continue
-        if not piece:
-            raise EOFError
-        data += piece
-    return bytes(data)
+def _bytes(source: socket.socket) -> Iterator[Part]:
+    """As they come."""
+    while True:
+        part = Part("bytes")
+        _receive(source, 1 << 16, part)
+        yield part
 
 
-def _send(sink: socket.socket, data: bytes) -> None:
+def _part(source: socket.socket, name: str, size: int) -> Part:
+    part = Part(name)
+    while len(part.data) < size:
+        _receive(source, size - len(part.data), part)
+    return part
+
+
+def _receive(source: socket.socket, most: int, part: Part) -> None:
+    while True:
+        with contextlib.suppress(TimeoutError):
+            data, descriptors, _, _ = socket.recv_fds(source, most, MOST_DESCRIPTORS)
+            part.descriptors += descriptors
+            part.data += data
+            if not data:
+                raise EOFError
+            return
+
+
+def _send(sink: socket.socket, part: Part, data: bytes) -> None:
+    """These bytes of the part. Its descriptors go with the first of them."""
     while data:
         with contextlib.suppress(TimeoutError):
-            data = data[sink.send(data) :]
+            sent = socket.send_fds(sink, [data], part.descriptors) if part.descriptors else sink.send(data)
+            part.drop_descriptors()
+            data = data[sent:]

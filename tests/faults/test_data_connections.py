@@ -1,7 +1,8 @@
-"""What a network can do to the data connections, at every kind of place in what they carry.
+"""What can happen to the data connections on their way, at every kind of place in what they carry.
 
 A run through it ends with the right status and within its deadlines, or, when nothing was lost, with a result that is
-verified byte by byte. Only backends whose data goes over TCP: between processes of one host there is no network.
+verified byte by byte. A network does such things to TCP; to the Unix sockets of one host only what sits between does,
+such as a proxy between containers, but there too nothing may hang, be left or be taken for good.
 """
 
 from __future__ import annotations
@@ -20,19 +21,29 @@ from .zygote import Zygote
 pytestmark = pytest.mark.slow
 
 AT_ONCE = 12
+CHAIN = 6
 
 PLACES = (0, None, -1)
 """Before the first byte of a part, in the middle, before the last."""
 
+FEWER = {"drop": (0,), "delay": (0,), "truncate": (0,), "reset": (0,), "duplicate": (None,)}
+"""Between processes over a Unix socket: test_relay_in_process.py tries all of them."""
+
 GREETINGS = [("token", True), ("hello", True), ("answer", False)]
 PLANS = [(name, up) for name in ("prepare", "payload of prepare") for up in (True, False)]
+POOLS = [(name, up) for name in ("pool_wanted", "pool") for up in (True, False)]
 CHUNKS = [("header", True), ("payload", True)]
 NOTICES = {
-    "push": [("arm", False), ("confirm", False), ("release", False)],
-    "pull": [("arm", True), ("request", False), ("delivered", False), ("release", False)],
+    ("tcp", "push"): [("arm", False), ("confirm", False), ("release", False)],
+    ("tcp", "pull"): [("arm", True), ("request", False), ("delivered", False), ("release", False)],
+    ("shm", "push"): [("arm", False), ("written", True), ("confirm", False), ("release", False)],
+    ("shm", "pull"): [("arm", True), ("delivered", False), ("release", False)],
 }
 
-ALONE = ("--backend-option", "connections=1")
+QUIETLY = Shuffle(0, 0, 0)
+"""Changes nothing that passes but its pieces."""
+
+ALONE = {"tcp": ("--backend-option", "connections=1"), "shm": ()}
 """One data connection, so that what a fault does to it is seen by the next request at the latest."""
 
 STATUSES = {"drop": (5,), "delay": (0,), "truncate": (5,), "reset": (5,), "duplicate": (5,)}
@@ -40,6 +51,8 @@ STATUSES = {"drop": (5,), "delay": (0,), "truncate": (5,), "reset": (5,), "dupli
 
 def allowed(rule: Spoil) -> Sequence[int]:
     """The exit statuses that are right."""
+    if rule.action == "strip":
+        return (3,)  # as a descriptor that this process has no room for
     if rule.action == "duplicate" and rule.part == "answer":
         return 0, 2, 5  # may look like another version's; a byte more on a connection on which nothing else comes back
     if rule.action == "duplicate" and rule.part in ("hello", "prepare", "payload of prepare"):
@@ -49,20 +62,33 @@ def allowed(rule: Spoil) -> Sequence[int]:
     return STATUSES[rule.action]
 
 
-def rules(op: str) -> list[Spoil]:
-    parts = NOTICES[op] + CHUNKS + (GREETINGS + PLANS if op == "push" else [])
-    return [Spoil(action, part, up, offset) for part, up in parts for offset in PLACES for action in STATUSES]
+def parts(backend: str, op: str) -> list[tuple[str, bool]]:
+    """All that passes, but for the farewell."""
+    more = CHUNKS if backend == "tcp" else POOLS
+    return GREETINGS + PLANS + NOTICES[backend, op] + more
 
 
-def through(zygote: Zygote, op: str, some: Sequence[Spoil]) -> list[str]:
+def rules(backend: str, op: str) -> list[Spoil]:
+    """Every fault at every place of every part. What is the same for both operations is tried with a push only."""
+    found = []
+    for part, up in parts(backend, op):
+        if op == "push" or (part, up) in NOTICES[backend, op] + CHUNKS:
+            places = {action: PLACES if backend == "tcp" else FEWER[action] for action in STATUSES}
+            found += [Spoil(action, part, up, offset) for action in STATUSES for offset in places[action]]
+            if part == "pool":
+                found.append(Spoil("strip", part, up))
+    return found
+
+
+def through(zygote: Zygote, backend: str, op: str, some: Sequence[Spoil]) -> list[str]:
     """Runs through relays, against one serve, and an undisturbed one at last. Returns what went wrong."""
     wrong = []
     place = Place()
     try:
-        service = Service(zygote, place, "tcp", "data connections")
+        service = Service(zygote, place, backend, "data connections")
         try:
             for rule in some:
-                status, err = service.spoiled(rule, "--op", op, *ALONE)
+                status, err = service.spoiled(rule, "--op", op, *ALONE[backend])
                 lines = [line for line in err.splitlines() if not line.startswith("kvxfer bench: error: ")]
                 if status not in allowed(rule) or lines or len(err.splitlines()) != (status != 0):
                     wrong.append(f"{op}, {rule}: ended with {status}: {err}")
@@ -76,16 +102,28 @@ def through(zygote: Zygote, op: str, some: Sequence[Spoil]) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("op", list(NOTICES))
-def test_one_fault_anywhere(zygote: Zygote, op: str) -> None:
-    pieces = list(chains(rules(op), 10))
+@pytest.mark.parametrize(("backend", "op"), NOTICES)
+def test_one_fault_anywhere(zygote: Zygote, backend: str, op: str) -> None:
+    pieces = list(chains(rules(backend, op), CHAIN))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        wrong = [line for lines in pool.map(lambda some: through(zygote, op, some), pieces) for line in lines]
-    print(f"{op}: {sum(map(len, pieces))} faults")
+        found = pool.map(lambda some: through(zygote, backend, op, some), pieces)
+        wrong = [line for lines in found for line in lines]
+    print(f"{backend}, {op}: {sum(map(len, pieces))} faults")
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("op", list(NOTICES))
+@pytest.mark.parametrize(("backend", "op"), NOTICES)
+def test_nothing_else_passes(zygote: Zygote, place: Place, backend: str, op: str) -> None:
+    """Otherwise there would be places where no fault is tried."""
+    service = Service(zygote, place, backend, "data connections")
+    try:
+        assert service.spoiled(QUIETLY, "--op", op, *ALONE[backend]) == (0, "")
+        assert {part for part in service.parts() if part[0] != "bye"} == set(parts(backend, op))
+    finally:
+        service.close()
+
+
+@pytest.mark.parametrize("op", ["push", "pull"])
 @pytest.mark.parametrize(
     ("notices_s", "data_s"), [(0, 0.005), (0.005, 0), (0.003, 0.003)], ids=["data-late", "notices-late", "both"]
 )
@@ -104,16 +142,29 @@ def test_connections_that_overtake_each_other(
         service.close()
 
 
-def test_a_delay_is_part_of_the_time(zygote: Zygote, place: Place) -> None:
+@pytest.mark.parametrize(("backend", "part"), [("tcp", "payload"), ("shm", "written")])
+def test_a_delay_is_part_of_the_time(zygote: Zygote, place: Place, backend: str, part: str) -> None:
     """So the relay is on the way, and at the place that it says."""
     assert DELAY_S < 3
-    service = Service(zygote, place, "tcp", "data connections")
+    service = Service(zygote, place, backend, "data connections")
     path = place.directory / "result.json"
     try:
-        rule = Spoil("delay", "payload", offset=-1)
-        assert service.spoiled(rule, "--json", str(path), *ALONE) == (0, "")
+        rule = Spoil("delay", part, offset=-1)
+        assert service.spoiled(rule, "--json", str(path), *ALONE[backend]) == (0, "")
     finally:
         service.close()
     (row,) = json.loads(path.read_text())["results"]
     assert row["setup"]["first_ns"]["samples"][0] >= DELAY_S * 1e9
     assert row["verified"] == "full"
+
+
+def test_a_relay_is_not_taken_for_the_peer(zygote: Zygote, place: Place) -> None:
+    """cma moves data to and from the process that the kernel names: never into one that only passes notices on."""
+    service = Service(zygote, place, "cma", "data connections")
+    try:
+        status, err = service.spoiled(QUIETLY)
+    finally:
+        service.close()
+    assert status in (2, 3, 5), err
+    assert err.startswith("kvxfer bench: error: "), err
+    assert len(err.splitlines()) <= 2, err

@@ -12,7 +12,7 @@ from two_process.processes import Place
 from kvxfer import _native
 from kvxfer.backend.probe import MEASURES_NOTHING
 
-from .matrix import VICTIMS, Case, Service, Steps, chain, chains
+from .matrix import VICTIMS, WITHOUT_RELAY, Case, Service, Steps, chain, chains
 from .zygote import Zygote
 
 pytestmark = pytest.mark.slow
@@ -29,9 +29,9 @@ STEPS_APART = (1, 1) if "KVXFER_EVERY_FAULT" in os.environ else (2, 6)
 fault begins one step later than the one before, so that every step is hit for every backend."""
 
 
-def faults(backend: str, steps: Steps, over_a_port: bool) -> list[list[Case]]:
+def faults(backend: str, steps: Steps, relayed: bool) -> list[list[Case]]:
     """Each victim with each signal, at every step of which it can know; a list for each pair of them."""
-    victims = [one for one in VICTIMS if over_a_port or one != "data connections"]
+    victims = [one for one in VICTIMS if relayed or one != "data connections"]
     pairs = [(victim, number) for victim in victims for number in (signal.SIGSTOP, signal.SIGKILL)]
     pairs += [("bench", signal.SIGINT), ("serve", signal.SIGINT)]
     apart = STEPS_APART[backend != BACKENDS[0]]
@@ -42,24 +42,25 @@ def faults(backend: str, steps: Steps, over_a_port: bool) -> list[list[Case]]:
 
 
 def recorded(zygote: Zygote, place: Place, backend: str) -> tuple[Steps, bool]:
-    """The steps of a clean run, and whether its data went over a port. A second one has the same steps."""
-    service = Service(zygote, place, backend, "data connections")
+    """The steps of a clean run, and whether its data connections can be relayed. A second one has the same steps."""
+    relayed = backend not in WITHOUT_RELAY
+    service = Service(zygote, place, backend, "data connections" if relayed else "bench")
     try:
         first, second = service.whole_run(), service.whole_run()
-        over_a_port = service.relay_used()
+        relayed = relayed and service.parts() != []
     finally:
         service.close()
     assert first == second
     assert len(first) > 40
     assert (first[0], first[-1]) == ("to serve: Hello", "to serve: Bye")
-    return Steps(first), over_a_port
+    return Steps(first), relayed
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_fault_at_every_step(zygote: Zygote, place: Place, backend: str) -> None:
-    steps, over_a_port = recorded(zygote, place, backend)
-    assert over_a_port or backend != "tcp"
-    pieces = [piece for cases in faults(backend, steps, over_a_port) for piece in chains(cases, CHAIN)]
+    steps, relayed = recorded(zygote, place, backend)
+    assert relayed or backend not in ("tcp", "shm")
+    pieces = [piece for cases in faults(backend, steps, relayed) for piece in chains(cases, CHAIN)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         wrong = [line for lines in pool.map(lambda cases: chain(zygote, cases, steps), pieces) for line in lines]
     print(f"{backend}: {sum(map(len, pieces))} cases, {len(steps.labels)} steps")
