@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvxfer import __version__
@@ -14,7 +15,7 @@ from kvxfer.control.messages import HostInfo
 USABLE = 0.95
 """Share of the available memory."""
 
-CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 def host_info() -> HostInfo:
@@ -35,17 +36,40 @@ def host_info() -> HostInfo:
 
 
 def available_bytes() -> int:
-    """Memory that new pools may take: the kernel's estimate, bounded by a cgroup's and the process's own limit."""
-    limits = [_meminfo("MemAvailable")]
-    for path in CGROUP_LIMITS:
-        text = _read(path).strip()
-        if text.isdigit():
-            used = _read(str(Path(path).parent / "memory.current")).strip()
-            limits.append(int(text) - (int(used) if used.isdigit() else 0))
+    """Memory that new pages may take: the kernel's estimate, bounded by cgroups' and the process's own limit."""
+    limits = [_meminfo("MemAvailable"), *left_in_cgroups(_read("/proc/self/cgroup"), CGROUPS)]
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         limits.append(soft)
     return max(0, min(limits))
+
+
+def left_in_cgroups(own: str, root: Path) -> Iterator[int]:
+    """What each limited cgroup leaves to a process: its own and all above, of both versions.
+
+    `own` is its /proc/self/cgroup, `root` where the hierarchies are mounted. File pages that nobody uses at the moment
+    count as left: the kernel drops them first.
+    """
+    for line in own.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            mount, most, used, inactive = root, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            mount, most, used, inactive = (
+                root / "memory",
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                "total_inactive_file",
+            )
+        else:
+            continue
+        group = mount / path.lstrip("/")
+        # A container may see its own group as the root of the hierarchy, and not by its path.
+        for one in (group, *group.parents[: len(group.parts) - len(mount.parts)]):
+            limit, usage = _read(one / most).strip(), _read(one / used).strip()
+            if limit.isdigit() and usage.isdigit():
+                statistics = dict(row.split() for row in _read(one / "memory.stat").splitlines())
+                yield int(limit) - int(usage) + int(statistics.get(inactive, 0))
 
 
 def usable_bytes() -> int:
@@ -109,7 +133,7 @@ def _meminfo(name: str) -> int:
     return 0
 
 
-def _read(path: str) -> str:
+def _read(path: str | Path) -> str:
     try:
         return Path(path).read_text()
     except OSError:
