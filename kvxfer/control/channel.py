@@ -7,6 +7,8 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import queue
+import socket
 import threading
 import time
 from collections import Counter
@@ -22,6 +24,7 @@ from kvxfer import __version__
 from kvxfer.control.keys import KeyPair
 from kvxfer.control.messages import (
     FromServer,
+    Heartbeat,
     Message,
     decode_from_server,
     encode,
@@ -34,7 +37,10 @@ ZMQ_DESCRIPTORS = 16
 """More than a context takes with a socket, its monitor and a connection."""
 
 CONNECT_S = 5.0
-"""How long a client waits for the first answer."""
+"""How long a client waits for the first answer, and a thread for a name server."""
+
+FREEING_S = 120.0
+"""And how long while the server frees the memory of the run before, which goes at some GiB per second."""
 
 HANDSHAKE_S = 5.0
 """A server drops a connection that has not finished the handshake by then, however slowly it goes on talking."""
@@ -65,6 +71,36 @@ def split_host_port(text: str, option: str) -> tuple[str, int]:
     if not 1 <= int(port) <= 65535:
         raise UsageError(f"{option} '{text}': a port is a number from 1 to 65535")
     return host, int(port)
+
+
+def numeric(host: str) -> str:
+    """A host's address as a number, IPv4 before IPv6, which stays in brackets.
+
+    Raises PeerLostError when it has none, or when no name server answers within CONNECT_S: the C library waits longer
+    than that, and cannot be told to stop, so a thread is left to it.
+    """
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host.strip("[]"))
+        return host
+    answers: queue.Queue[str | OSError | UnicodeError] = queue.Queue()
+
+    def ask() -> None:
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            family, *_, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+            answers.put(str(address[0]) if family == socket.AF_INET else f"[{address[0]}]")
+        except (OSError, UnicodeError) as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer = answers.get(timeout=CONNECT_S)
+    except queue.Empty:
+        raise PeerLostError(f"cannot resolve '{host}': no name server answers in time; give a number") from None
+    if not isinstance(answer, str):
+        why = answer.strerror if isinstance(answer, OSError) else "that is no name"
+        raise PeerLostError(f"cannot resolve '{host}': {why}") from answer
+    return answer
 
 
 def _context() -> zmq.Context[zmq.Socket[bytes]]:
@@ -137,6 +173,9 @@ class Client:
 
     def __init__(self, endpoint: str, keys: KeyPair | None, server_key: str | None) -> None:
         self.name = endpoint.removeprefix("tcp://")
+        if endpoint.startswith("tcp://"):
+            host, _, port = self.name.rpartition(":")
+            endpoint = f"tcp://{numeric(host)}:{port}"  # ZeroMQ would wait for a name server however long that takes
         self._context = _context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 200)
@@ -170,19 +209,23 @@ class Client:
             raise PeerLostError(f"{self.name} sent a malformed message: {error}") from error
 
     def first_answer(self, hello: Message) -> FromServer:
-        """Say hello and wait for the answer.
+        """Say hello and wait for the answer; a server that is freeing memory for us says so by heartbeats.
 
         Raises UsageError where the two keys do not fit each other, which both sides notice at once, and PeerLostError
         that says how far the connection came. An answer that makes no sense here is most likely that of another
         version, and so a UsageError.
         """
         self.send(hello)
-        give_up_at = time.monotonic() + CONNECT_S
+        began = time.monotonic()
+        give_up_at = began + CONNECT_S
         while (left := give_up_at - time.monotonic()) > 0:
             if self.socket.poll(round(min(left, 0.1) * 1000)):
                 self._note_events()
                 del self._events[zmq.Event.DISCONNECTED]  # of an attempt before this one
-                return self._first(self.socket.recv())
+                answer = self._first(self.socket.recv())
+                if not isinstance(answer, Heartbeat):
+                    return answer
+                give_up_at = min(time.monotonic() + CONNECT_S, began + FREEING_S)
             self._note_events()
             if refusal := self._refusal():
                 raise UsageError(refusal)

@@ -258,7 +258,7 @@ class Heartbeat(Message, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """The first message of a client. Answered by Welcome or Failed."""
+    """The first message of a client. Answered by Welcome or Failed, and by Heartbeat while it has to wait for that."""
 
     protocol: int
     version: str

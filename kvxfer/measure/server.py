@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,7 +47,9 @@ class Server:
         self._client: bytes | None = None
         self._client_gone = False  # its connection is closed
         self._heard_at = 0.0
-        self._told_at = 0.0
+        self._told_at = 0.0  # our client
+        self._others_told_at = 0.0
+        self._set_aside: deque[tuple[bytes, bytes]] = deque()  # what came while a worker's memory was freed
         self._workers: dict[int, WorkerProcess] = {}
         self._with_pool: set[int] = set()  # workers that were told to allocate
         self._opening: set[int] = set()  # seqs of Open commands, whose answers hold an endpoint
@@ -81,11 +84,19 @@ class Server:
 
     def _take_messages(self) -> None:
         for _ in range(MESSAGES_AT_ONCE):
-            if not self._socket.poll(0):
+            if self._set_aside:
+                self._take(*self._set_aside.popleft())
+            elif self._socket.poll(0):
+                self._take(*self._receive())
+            else:
                 return
-            self._take(*self._socket.recv_multipart()[:2])
 
-    def _take(self, client: bytes, data: bytes = b"") -> None:
+    def _receive(self) -> tuple[bytes, bytes]:
+        """Who sent a message, and its first frame."""
+        client, data, *_ = [*self._socket.recv_multipart(), b""]
+        return client, data
+
+    def _take(self, client: bytes, data: bytes) -> None:
         try:
             message = m.decode_to_server(data)
         except msgspec.DecodeError as error:
@@ -231,6 +242,16 @@ class Server:
         if self._client is not None and time.monotonic() - self._told_at > m.HEARTBEAT_S:
             self._tell(m.Heartbeat())
 
+    def _while_memory_is_freed(self) -> None:
+        """Messages wait; who said hello hears that we are there, or he would give us up."""
+        self._keep_alive()
+        while len(self._set_aside) < MESSAGES_AT_ONCE and self._socket.poll(0):
+            self._set_aside.append(self._receive())
+        if time.monotonic() - self._others_told_at > m.HEARTBEAT_S:
+            self._others_told_at = time.monotonic()
+            for client in {client for client, _ in self._set_aside} - {self._client}:
+                self._tell(m.Heartbeat(), client)
+
     def _part(self, why: str) -> None:
         self._end_workers()
         self._client, self._client_gone = None, False
@@ -247,12 +268,13 @@ class Server:
         self._with_pool.discard(pair)
         if (worker := self._workers.pop(pair, None)) is not None:
             began = time.monotonic()
-            worker.end(self._keep_alive)
+            worker.end(self._while_memory_is_freed)
             self._heard_at += time.monotonic() - began  # nobody was listened to meanwhile
 
     def _tell(self, message: m.Message, client: bytes | None = None) -> None:
-        self._told_at = time.monotonic()
         to = client or self._client or b""
+        if to == self._client:
+            self._told_at = time.monotonic()
         try:
             self._socket.send_multipart([to, m.encode(message)], zmq.DONTWAIT)
         except zmq.ZMQError as error:  # gone; or not reading, and then its silence will end the run

@@ -14,6 +14,8 @@ from functools import partial
 import pytest
 from two_process.processes import QUICK, Done, Place
 
+from .test_steps import BACKENDS
+
 pytestmark = pytest.mark.slow
 
 AT_ONCE = 4
@@ -40,11 +42,11 @@ def least(which: int, values: Sequence[int]) -> int:
     raise AssertionError(f"not even {values[-1]} is enough to import")
 
 
-def with_limit(which: int, value: int) -> tuple[int, Done, str]:
+def with_limit(which: int, backend: str, value: int) -> tuple[int, Done, str]:
     """A bench, with its own second process, under a limit: the value, how it ended, and what it left."""
     place = Place()
     try:
-        done = place.bench(*SMALL, preexec_fn=partial(set_limit, which, value))
+        done = place.bench(*SMALL, "--backend", backend, preexec_fn=partial(set_limit, which, value))
         place.left_alone()
         place.close()
     except AssertionError as error:
@@ -53,10 +55,10 @@ def with_limit(which: int, value: int) -> tuple[int, Done, str]:
     return value, done, ""
 
 
-def outcomes(which: int, values: Sequence[int]) -> list[int]:
+def outcomes(which: int, values: Sequence[int], backend: str) -> list[int]:
     """The exit statuses, all of which must be 0 or 3 with one line that says why."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        results = list(pool.map(partial(with_limit, which), values))
+        results = list(pool.map(partial(with_limit, which, backend), values))
     for value, done, left in results:
         assert not left, f"limit {value}: {left}"
         assert done.status in (0, 3), f"limit {value}: {done}"
@@ -65,25 +67,31 @@ def outcomes(which: int, values: Sequence[int]) -> list[int]:
     return [done.status for _, done, _ in results]
 
 
-def test_address_space(place: Place) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_address_space(backend: str) -> None:
     """From what the imports take to what a run takes, step by step: allocation is refused in one place after another.
 
     The prefill side and the decode side are separate processes with the same limit; each has other allocations.
     """
     floor = least(resource.RLIMIT_AS, range(40 * MIB, 2000 * MIB, 10 * MIB))
-    statuses = outcomes(resource.RLIMIT_AS, range(floor + 4 * MIB, floor + 164 * MIB, 4 * MIB))
+    step = (4 if backend == BACKENDS[0] else 32) * MIB
+    statuses = outcomes(resource.RLIMIT_AS, range(floor + 4 * MIB, floor + 164 * MIB, step), backend)
     assert statuses[0] == 3
     assert 3 in statuses[1:]
 
 
-def test_files(place: Place) -> None:
-    statuses = outcomes(resource.RLIMIT_NOFILE, range(5, 24))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_files(backend: str) -> None:
+    statuses = outcomes(resource.RLIMIT_NOFILE, range(5, 24) if backend == BACKENDS[0] else range(8, 24, 3), backend)
     assert statuses[0] == 3
     assert statuses[-1] == 0
 
 
-def test_locked_memory(place: Place) -> None:
-    assert place.bench(*SMALL, preexec_fn=partial(set_limit, resource.RLIMIT_MEMLOCK, 0)).status == 0
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_locked_memory(place: Place, backend: str) -> None:
+    assert (
+        place.bench(*SMALL, "--backend", backend, preexec_fn=partial(set_limit, resource.RLIMIT_MEMLOCK, 0)).status == 0
+    )
 
 
 UNPRIVILEGED = 54_321

@@ -59,6 +59,45 @@ def test_native_code_cannot_wait_by_the_clock_of_the_day() -> None:
     assert not [name for name in names if name in by_the_day or "system_clock" in name]
 
 
+HOUR_S = 3600
+LOOK = "import time; a, b = time.time(), time.time(); c = time.monotonic(); print(b - a, time.monotonic() - c)"
+
+
+@pytest.fixture(scope="module")
+def jumping_clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library to preload; see its source."""
+    library = tmp_path_factory.mktemp("clock") / "jumping_clock.so"
+    source = Path(__file__).with_name("jumping_clock.cpp")
+    subprocess.run(["g++", "-O1", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    return library
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++")
+@pytest.mark.parametrize("jump_s", [-HOUR_S, HOUR_S])
+def test_a_clock_of_the_day_that_is_set_again_and_again(place: Place, jumping_clock: Path, jump_s: int) -> None:
+    """In bench, in serve and in their workers: no wait and no duration is by that clock."""
+    place.environment |= {"LD_PRELOAD": str(jumping_clock), "KVXFER_JUMP_S": str(jump_s)}
+    looked = subprocess.run([sys.executable, "-c", LOOK], env=place.environment, capture_output=True, text=True)
+    day, monotonic = map(float, looked.stdout.split())
+    assert abs(day - jump_s) < 60 > monotonic >= 0
+
+    server = place.serve()
+    began = time.monotonic_ns()
+    result = place.measure("--peer", server.address, "--backend", "all")
+    took = time.monotonic_ns() - began
+    assert result["exit_status"] == 0
+    rows = [row for row in result["results"] if row["status"] == "ok"]
+    assert len(rows) == len(result["results"]) > 1
+    for row in rows:
+        phases = {name: phase["samples"] for name, phase in row["setup"].items()}
+        for times in (row["samples_ns"], row["post_ns"], *phases.values()):
+            assert all(0 <= one < took for one in times), row["id"]
+        assert min(row["samples_ns"]) > 0
+        assert sum(row["samples_ns"]) < took
+        assert phases["cold_ns"] == [sum(sum(each) for name, each in phases.items() if name != "cold_ns")]
+    place.left_alone(server)
+
+
 # --- a terminal that is resized
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import zmq
 
+from kvxfer.control import channel
 from kvxfer.control import messages as m
 from kvxfer.control.channel import Client, server_socket
 from kvxfer.errors import PeerLostError
@@ -82,6 +84,32 @@ def test_both_sides_are_heard_while_workers_end(session: Session, monkeypatch: p
     end_slowly(monkeypatch)
     session.dismiss(0)
     monkeypatch.undo()
+    works(session)
+
+
+def test_the_next_client_is_kept_waiting(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hears that the server is there, so it waits for longer than for a server that says nothing."""
+    monkeypatch.setattr(channel, "CONNECT_S", SLOW_END_S / 3)
+    works(session)
+    end_slowly(monkeypatch)
+    session._client.send(m.Bye())
+    began = time.monotonic()
+    with open_session(Client(f"ipc://{tmp_path}/control", None, None)) as next_one:
+        assert time.monotonic() - began > channel.CONNECT_S
+        monkeypatch.undo()
+        works(next_one)
+
+
+def test_others_who_say_hello_do_not_keep_a_client_from_being_told(session: Session, tmp_path: Path) -> None:
+    works(session)
+    until = time.monotonic() + 1.5 * m.SILENCE_S
+    with zmq.Context() as context, context.socket(zmq.DEALER) as other:
+        other.linger = 0
+        other.connect(f"ipc://{tmp_path}/control")
+        while time.monotonic() < until:
+            other.send(m.encode(m.Hello(m.PROTOCOL, "")))
+            assert not [message for _, message in session._messages() if not isinstance(message, m.Heartbeat)]
+        assert isinstance(m.decode_from_server(other.recv()), m.Failed)
     works(session)
 
 
