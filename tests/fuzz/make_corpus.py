@@ -1,4 +1,6 @@
-"""python tests/fuzz/make_corpus.py: write the corpora of the Python targets anew, from examples of the other tests.
+"""Write the corpora of the Python targets anew, from examples of the other tests.
+
+    PYTHONPATH=tests:tests/unit python -m fuzz.make_corpus
 
 Needed when a format changes; files called crash-* are left alone.
 """
@@ -7,43 +9,24 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "unit")]
+import msgspec
+from example_result import example_result
+from test_config import PLAIN
+from test_families import BASE, EXAMPLES
 
-import msgspec  # noqa: E402
-from example_result import example_result  # noqa: E402
-from test_config import PLAIN  # noqa: E402
-from test_families import BASE, EXAMPLES  # noqa: E402
-
-from fuzz.mutate import mutated  # noqa: E402
-from fuzz.targets import CORPUS  # noqa: E402
-from kvxfer.control import keys  # noqa: E402
-from kvxfer.control import messages as m  # noqa: E402
-from kvxfer.control.pipe import LENGTH  # noqa: E402
-from kvxfer.topology.links import link_rates  # noqa: E402
+from fuzz.commands import COMMANDS
+from fuzz.mutate import mutated
+from fuzz.targets import CORPUS
+from kvxfer.control import keys
+from kvxfer.control import messages as m
+from kvxfer.control.pipe import LENGTH
+from kvxfer.topology.links import link_rates
 
 NAMELESS = m.HostInfo("host", "6.1", "cpu", 2, 1 << 34, 1 << 25, "boot", "net:[1]", "3.11", 0.5, "0.1.0")
 
-COMMANDS: tuple[m.WorkerCommand, ...] = (
-    m.Open("tcp", bytes(range(32)), {"connections": 2}, "127.0.0.1", 0),
-    m.Allocate([4096, 4096], [4096, 4096], [[(0, 0, 0, 0, 4096, 4096, 0, 0, 4096, 1, 0, 0, 1)]]),
-    m.Register(),
-    m.Connect("127.0.0.1:7421", 10**10),
-    m.ExportKeys(),
-    m.ImportKeys(b"KVXK" + bytes(16)),
-    m.Prepare([4], [bytes(16)], [bytes(16)], 10**10),
-    m.Fill(7, poison=True),
-    m.Verify(7, 0, 3, 1),
-    m.Run("push", 1, 8, 1, True, False, 10**10, 7),
-    m.Copy(1 << 30, 10**9),
-    m.Describe(),
-    m.Ping(),
-)
 ANSWERS: tuple[m.WorkerAnswer, ...] = (
     m.Opened("/lib/x.so", "1.2", "127.0.0.1:7421", False, True, 256, 1000),
     m.Done(),

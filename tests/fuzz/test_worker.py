@@ -12,7 +12,7 @@ from kvxfer.control import messages as m
 from kvxfer.errors import ExitStatus
 from kvxfer.measure.process import WorkerProcess
 
-from .make_corpus import COMMANDS
+from .commands import COMMANDS
 
 COMMANDS_PER_WORKER = 40
 WORKERS = 30
