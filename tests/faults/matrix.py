@@ -151,7 +151,7 @@ class Service:
         return note.read_text().splitlines()
 
     def parts(self) -> list[tuple[str, bool]]:
-        """What passed through the relay in the last run, and whether upwards; just bytes without a rule."""
+        """What passed through the relay in the last run, and whether upwards; just bytes over TCP without a rule."""
         lines = [line.rsplit(" ", 1) for line in self._seen.read_text().splitlines()]
         return [(name, way == "up") for name, way in lines]
 

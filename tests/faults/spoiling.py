@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import os
 import random
+import signal
 import socket
 import struct
 import threading
@@ -27,6 +28,8 @@ KINDS = (
 )
 """By their number on the wire."""
 
+CREDENTIALS = struct.Struct("iii")  # pid, uid, gid
+
 DELAY_S = 0.3
 
 MOST_DESCRIPTORS = 4  # that are taken from one receive; a second one would be a fault worth seeing
@@ -38,7 +41,7 @@ class Spoil:
 
     A negative offset counts from the end; None is the middle. Actions: drop (no more of this direction passes), delay,
     truncate (both connections are closed in order), reset (by RST; over Unix sockets with what is unread), duplicate
-    (the byte comes twice), strip (the part comes without its descriptor).
+    (the byte comes twice), strip (the part comes without its descriptor), kill (over Unix sockets: whoever sends it).
     """
 
     action: str
@@ -95,7 +98,7 @@ class Part:
 
 
 class Relay:
-    """Passes on what comes to a listener, but for what the rule says; without one, whatever that is."""
+    """Passes on what comes to a listener, but for what the rule says; without one, over TCP, whatever that is."""
 
     def __init__(
         self,
@@ -146,7 +149,9 @@ class Relay:
         source, sink = connection.sockets if up else connection.sockets[::-1]
         random_source = random.Random(f"{rule} {up}")
         try:
-            for part in _parts(source, up) if rule else _bytes(source):
+            # A descriptor belongs to one notice, which so has to stay apart from the one before it.
+            known = rule is not None or source.family == socket.AF_UNIX
+            for part in _parts(source, up) if known else _bytes(source):
                 with self._lock:
                     number = next(self._numbers.setdefault((part.name, up), itertools.count()))
                     self._seen(part.name, up)
@@ -154,7 +159,7 @@ class Relay:
                     if isinstance(rule, Shuffle):
                         _dribble(sink, part, rule, random_source)
                     elif rule is not None and (rule.part, rule.up, rule.nth) == (part.name, up, number):
-                        self._spoil(connection, sink, part, rule)
+                        self._spoil(connection, source, sink, part, rule)
                     else:
                         _send(sink, part, part.data)
                 finally:
@@ -162,7 +167,9 @@ class Relay:
         except (OSError, EOFError):
             connection.end(reset=False)
 
-    def _spoil(self, connection: Connection, sink: socket.socket, part: Part, rule: Spoil) -> None:
+    def _spoil(
+        self, connection: Connection, source: socket.socket, sink: socket.socket, part: Part, rule: Spoil
+    ) -> None:
         at = len(part.data) // 2 if rule.offset is None else rule.offset % len(part.data)
         if rule.action == "strip":
             assert part.descriptors, f"{part.name} came without a descriptor"
@@ -174,9 +181,16 @@ class Relay:
             time.sleep(DELAY_S)
         elif rule.action in ("truncate", "reset"):
             connection.end(reset=rule.action == "reset")
+        elif rule.action == "kill":
+            os.kill(_process_behind(source), signal.SIGKILL)
         elif rule.action == "duplicate":
             _send(sink, part, part.data[at : at + 1])
         _send(sink, part, part.data[at:])
+
+
+def _process_behind(connection: socket.socket) -> int:
+    pid, _, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    return int(pid)
 
 
 def _dribble(sink: socket.socket, part: Part, rule: Shuffle, source: random.Random) -> None:

@@ -51,6 +51,8 @@ STATUSES = {"drop": (5,), "delay": (0,), "truncate": (5,), "reset": (5,), "dupli
 
 def allowed(rule: Spoil) -> Sequence[int]:
     """The exit statuses that are right."""
+    if rule.action == "kill":
+        return (5,)
     if rule.action == "strip":
         return (3,)  # as a descriptor that this process has no room for
     if rule.action == "duplicate" and rule.part == "answer":
@@ -75,6 +77,8 @@ def rules(backend: str, op: str) -> list[Spoil]:
         if op == "push" or (part, up) in NOTICES[backend, op] + CHUNKS:
             places = {action: PLACES if backend == "tcp" else FEWER[action] for action in STATUSES}
             found += [Spoil(action, part, up, offset) for action in STATUSES for offset in places[action]]
+            if backend == "shm":
+                found.append(Spoil("kill", part, up))
             if part == "pool":
                 found.append(Spoil("strip", part, up))
     return found
