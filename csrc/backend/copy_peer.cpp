@@ -86,8 +86,6 @@ void CopyPeer::end_in_error(Transfer& transfer) {
 
 void CopyPeer::post(LanePlan& plan, Op op, std::span<const std::uint32_t> segments, std::uint64_t tag,
                     const ReadyFlag* ready) {
-  if (op == Op::pull && ready != nullptr)
-    throw Error(Fault::usage, "a pull takes no ready flag: the passive side arms it when the data is ready");
   require_alive();
   bool shared = false;
   {

@@ -24,6 +24,8 @@
 #include <memory>
 #include <string_view>
 
+#include "backend/address.h"
+
 namespace kvxfer {
 
 namespace {
@@ -33,6 +35,7 @@ constexpr std::size_t token_size = 32;
 constexpr std::size_t max_pending = 64;
 constexpr std::size_t max_clients = 64;
 constexpr Nanoseconds hello_patience = 2'000'000'000;
+constexpr Nanoseconds resolve_patience = 5'000'000'000;  // with the name of an own address
 
 // What each side says first, after the token. The listener answers every lane with its own.
 struct Hello {
@@ -48,46 +51,6 @@ static_assert(sizeof(Hello) == 24);
 static_assert(std::endian::native == std::endian::little, "the wire carries structs as they lie in memory");
 
 Error lost(const std::string& what) { return Error(Fault::peer_lost, what); }
-
-struct Address {
-  sockaddr_storage storage{};
-  socklen_t length = 0;
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
-};
-
-constexpr std::string_view local_scheme = "unix:";
-
-// Of unix:@name: an abstract name, which begins with a zero byte and needs no file.
-Address local_address(const std::string& endpoint) {
-  Address address;
-  auto* local = reinterpret_cast<sockaddr_un*>(&address.storage);
-  const std::string name = endpoint.substr(local_scheme.size());
-  if (name.size() < 2 || name[0] != '@' || name.size() > sizeof local->sun_path)
-    throw Error(Fault::usage, "'" + endpoint + "' is no endpoint; unix:@name is");
-  local->sun_family = AF_UNIX;
-  std::memcpy(local->sun_path + 1, name.data() + 1, name.size() - 1);
-  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
-  return address;
-}
-
-// At least one.
-std::vector<Address> resolve(const std::string& host, const std::string& port, bool passive, Fault fault) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
-  addrinfo* found = nullptr;
-  if (const int code = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found); code != 0)
-    throw Error(fault, "cannot resolve '" + host + "': " + ::gai_strerror(code));
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, ::freeaddrinfo);
-  std::vector<Address> addresses;
-  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
-    Address& address = addresses.emplace_back();
-    address.length = one->ai_addrlen;
-    std::memcpy(&address.storage, one->ai_addr, one->ai_addrlen);
-  }
-  return addresses;
-}
 
 Error other_protocol(std::uint16_t theirs) {
   return Error(Fault::usage, "the peer's data connection speaks protocol " + std::to_string(theirs) + ", this side " +
@@ -149,18 +112,6 @@ std::string endpoint_of(int fd) {
                 NI_NUMERICHOST | NI_NUMERICSERV);
   const std::string name = host.data();
   return (local.storage.ss_family == AF_INET6 ? "[" + name + "]" : name) + ":" + port.data();
-}
-
-// 0 when `fd` is ready for `events`, else an error code; ETIMEDOUT at the deadline, ECANCELED once `interrupt` is
-// readable.
-int wait_for(int fd, short events, Deadline deadline, int interrupt) {
-  for (;;) {
-    pollfd entries[2] = {{fd, events, 0}, {interrupt, POLLIN, 0}};
-    const int ready = ::poll(entries, 2, deadline.milliseconds_left());
-    if (ready > 0) return entries[1].revents != 0 ? ECANCELED : 0;
-    if (ready < 0 && errno != EINTR) return errno;
-    if (ready == 0 && deadline.passed()) return ETIMEDOUT;
-  }
 }
 
 int receive_until(int fd, void* data, std::size_t bytes, Deadline deadline, int interrupt) {
@@ -231,6 +182,16 @@ int all_vectors(iovec* vectors, std::size_t count, const Call& call) {
 }
 
 }  // namespace
+
+int wait_for(int fd, short events, Deadline deadline, int interrupt) {
+  for (;;) {
+    pollfd entries[2] = {{fd, events, 0}, {interrupt, POLLIN, 0}};
+    const int ready = ::poll(entries, 2, deadline.milliseconds_left());
+    if (ready > 0) return entries[1].revents != 0 ? ECANCELED : 0;
+    if (ready < 0 && errno != EINTR) return errno;
+    if (ready == 0 && deadline.passed()) return ETIMEDOUT;
+  }
+}
 
 std::size_t advance(iovec* vectors, std::size_t count, std::size_t done) {
   std::size_t used = 0;
@@ -336,7 +297,8 @@ struct LaneListener::Client {
 
 LaneListener::LaneListener(const std::string& address, std::uint16_t port, std::string token)
     : token_(std::move(token)) {
-  const Address local = resolve(address, std::to_string(port), true, Fault::unavailable).front();
+  const Address local =
+      resolve(address, std::to_string(port), true, Fault::unavailable, Deadline::after(resolve_patience)).front();
   socket_ = listening_socket(local, address + " port " + std::to_string(port));
   endpoint_ = endpoint_of(socket_.fd());
   prepare_wake();
@@ -476,10 +438,10 @@ Socket connect_any(const std::vector<Address>& addresses, const std::string& end
   throw system_error(Fault::peer_lost, "cannot connect to the peer's data port at " + endpoint, first_code);
 }
 
-std::vector<Address> addresses_of(const std::string& endpoint) {
+std::vector<Address> addresses_of(const std::string& endpoint, Deadline deadline, int interrupt) {
   if (is_local(endpoint)) return {local_address(endpoint)};
   const auto [host, port] = split_endpoint(endpoint);
-  return resolve(host, port, false, Fault::peer_lost);
+  return resolve(host, port, false, Fault::peer_lost, deadline, interrupt);
 }
 
 }  // namespace
@@ -488,7 +450,7 @@ bool is_local(const std::string& endpoint) { return endpoint.starts_with(local_s
 
 std::vector<Socket> connect_lanes(const std::string& endpoint, const std::string& token, std::uint16_t count,
                                   Deadline deadline, int interrupt) {
-  const std::vector<Address> addresses = addresses_of(endpoint);
+  const std::vector<Address> addresses = addresses_of(endpoint, deadline, interrupt);
   const std::uint64_t client = random_number();
   std::vector<Socket> lanes;
   for (std::uint16_t lane = 0; lane < count; ++lane) {

@@ -41,6 +41,9 @@ class Socket {
   int fd_ = -1;
 };
 
+// 0 when `fd` is ready for `events` (of poll), else an error code; ETIMEDOUT at the deadline, ECANCELED once
+// `interrupt` is readable.
+int wait_for(int fd, short events, Deadline deadline, int interrupt);
 // Blocking transfers of whole buffers. 0, or the error code; a closed connection is ECONNRESET.
 int send_all(int fd, const void* data, std::size_t bytes);
 int receive_all(int fd, void* data, std::size_t bytes);

@@ -148,6 +148,8 @@ void LaneContext::arm(Plan& plan, Op op, std::span<const std::uint32_t> segments
 
 void LaneContext::post(Plan& plan, Op op, std::span<const std::uint32_t> segments, std::uint64_t tag,
                        const ReadyFlag* ready) {
+  if (op == Op::pull && ready != nullptr)
+    throw Error(Fault::usage, "a pull takes no ready flag: the passive side arms it when the data is ready");
   LanePlan& mine = own(plan);
   mine.peer().post(mine, op, segments, tag, ready);
 }

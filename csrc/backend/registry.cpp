@@ -1,5 +1,7 @@
 #include "backend/registry.h"
 
+#include <sys/utsname.h>
+
 #include <cstring>
 
 #include "backends/cma/cma.h"
@@ -23,6 +25,15 @@ constexpr BackendRow rows[] = {
 }  // namespace
 
 std::span<const BackendRow> backends() { return rows; }
+
+Probe kernel_probe(std::string transports) {
+  Probe found;
+  found.library_path = "kernel";
+  utsname name{};
+  if (::uname(&name) == 0) found.library_version = std::string(name.sysname) + " " + name.release;
+  found.transports = std::move(transports);
+  return found;
+}
 
 const BackendRow& find_backend(const std::string& name) {
   std::string known;

@@ -20,6 +20,9 @@ struct Probe {
   std::string transports;  // inside the backend, comma-separated
 };
 
+// Of a backend whose library is the kernel; whether it is available is left to say.
+Probe kernel_probe(std::string transports);
+
 // The secret both sides were given over the control channel; a data connection that does not begin with it is dropped.
 inline constexpr std::size_t token_bytes = 32;
 using Token = std::string;

@@ -1,17 +1,42 @@
 #include "backend/lane.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "tests/pair.h"
+
+namespace {
+constexpr std::string_view silent = "silent.test";
+std::atomic<bool> silence{true};
+std::atomic<int> asking{0};
+}  // namespace
+
+// In place of the C library's: nobody answers for one name, until the silence is over.
+extern "C" int getaddrinfo(const char* host, const char* port, const addrinfo* hints, addrinfo** found) {
+  if (host != nullptr && host == silent && (hints->ai_flags & AI_NUMERICHOST) == 0) {
+    ++asking;
+    silence.wait(true);
+    --asking;
+    asking.notify_all();
+    return EAI_AGAIN;
+  }
+  using Real = int (*)(const char*, const char*, const addrinfo*, addrinfo**);
+  static const auto real = reinterpret_cast<Real>(::dlsym(RTLD_NEXT, "getaddrinfo"));
+  return real(host, port, hints, found);
+}
 
 namespace kvxfer::test {
 namespace {
@@ -321,6 +346,19 @@ TEST(lane, a_port_in_use_and_an_address_of_another_host_are_refused) {
 TEST(lane, a_name_with_several_addresses_is_tried_to_the_end) {
   Server server;  // on 127.0.0.1, while localhost may be ::1 first
   CHECK_EQ(connect_lanes("localhost:" + std::to_string(port_of(server.endpoint)), token, 1, soon()).size(), 1U);
+}
+
+TEST(lane, a_silent_name_server_costs_the_deadline_at_most) {
+  const Nanoseconds began = now_ns();
+  const std::string endpoint = std::string(silent) + ":1";
+  CHECK_THROWS(Fault::peer_lost, "no name server answers in time",
+               connect_lanes(endpoint, token, 1, Deadline::after(100'000'000)));
+  const Socket interrupt(::eventfd(1, EFD_CLOEXEC));
+  CHECK_THROWS(Fault::peer_lost, "cannot resolve", connect_lanes(endpoint, token, 1, soon(), interrupt.fd()));
+  CHECK(now_ns() - began < 5 * second);
+  silence = false;
+  silence.notify_all();
+  for (int left = asking; left != 0; left = asking) asking.wait(left);
 }
 
 TEST(lane, vectors_may_hold_empty_entries) {

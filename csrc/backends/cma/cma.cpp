@@ -1,6 +1,5 @@
 #include "backends/cma/cma.h"
 
-#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <climits>
@@ -58,11 +57,7 @@ std::string why_not_here() {
 }  // namespace
 
 Probe probe() {
-  Probe found;
-  found.library_path = "kernel";
-  utsname name{};
-  if (::uname(&name) == 0) found.library_version = std::string(name.sysname) + " " + name.release;
-  found.transports = "process_vm";
+  Probe found = kernel_probe("process_vm");
   found.why_not = why_not_here();
   found.available = found.why_not.empty();
   return found;

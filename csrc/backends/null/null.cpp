@@ -15,8 +15,7 @@ class NullPeer final : public LanePeer {
   ~NullPeer() override { close(); }  // its threads use what is destroyed next
 
   void post(LanePlan& plan, Op op, std::span<const std::uint32_t> segments, std::uint64_t tag,
-            const ReadyFlag* ready) override {
-    if (op == Op::pull && ready != nullptr) throw Error(Fault::usage, "a pull takes no ready flag");
+            const ReadyFlag*) override {
     require_alive();
     Notice notice;
     notice.kind = NoticeKind::request;

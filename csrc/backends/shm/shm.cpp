@@ -1,7 +1,5 @@
 #include "backends/shm/shm.h"
 
-#include <sys/utsname.h>
-
 #include "backend/lane_context.h"
 #include "backends/shm/peer.h"
 
@@ -58,11 +56,7 @@ class ShmContext final : public LaneContext {
 }  // namespace
 
 Probe probe() {
-  Probe found;
-  found.library_path = "kernel";
-  utsname name{};
-  if (::uname(&name) == 0) found.library_version = std::string(name.sysname) + " " + name.release;
-  found.transports = "memfd";
+  Probe found = kernel_probe("memfd");
   try {
     const Mapping tried(1, Backing::shared);
     if (const std::string unfit = why_unfit(tried.descriptor(), tried.bytes()); !unfit.empty())

@@ -148,8 +148,6 @@ void TcpPeer::perform(const Outcome& outcome) {
 
 void TcpPeer::post(LanePlan& plan, Op op, std::span<const std::uint32_t> segments, std::uint64_t tag,
                    const ReadyFlag* ready) {
-  if (op == Op::pull && ready != nullptr)
-    throw Error(Fault::usage, "a pull takes no ready flag: the passive side arms it when the data is ready");
   require_alive();
   const Role role = op == Op::push ? Role::send : Role::receive;
   Notice request;

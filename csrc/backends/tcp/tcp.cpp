@@ -1,7 +1,5 @@
 #include "backends/tcp/tcp.h"
 
-#include <sys/utsname.h>
-
 #include "backend/lane_context.h"
 #include "backends/tcp/peer.h"
 
@@ -42,12 +40,8 @@ class TcpContext final : public LaneContext {
 }  // namespace
 
 Probe probe() {
-  Probe found;
+  Probe found = kernel_probe("tcp");
   found.available = true;
-  found.library_path = "kernel";
-  utsname name{};
-  if (::uname(&name) == 0) found.library_version = std::string(name.sysname) + " " + name.release;
-  found.transports = "tcp";
   return found;
 }
 
