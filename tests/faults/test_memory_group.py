@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 AT_ONCE = 3
 MIB = 1 << 20
 
-RUN = ("--model", "8b", "--tokens", "1024", *QUICK)  # both pools together have 256 MiB
-LIMITS = [size * MIB for size in (*range(208, 400, 16), 600)]
+RUN = ("--model", "8b", "--tokens", "512", *QUICK)  # both pools together have 128 MiB
+LIMITS = [size * MIB for size in (*range(144, 248, 12), 480)]
 """From what the processes alone take to more than a run takes."""
 
 

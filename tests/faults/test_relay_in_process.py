@@ -180,7 +180,9 @@ def test_one_fault_anywhere(backend: str, op: str) -> None:
     parts = GREETINGS + PLANS + NOTICES["shm", op] + asks
     whole, passed = spoiled(backend, op, Spoil("delay", "token"))
     assert whole == ["", ""]
-    assert {part for part in passed if part[0] != "bye"} == set(parts)
+    assert {part for part in passed if part[0] not in ("bye", "progress")} == set(
+        parts
+    )  # a slow machine tells progress
     rules = [Spoil(action, *part, place) for part in parts for action in STATUSES for place in PLACES]
     rules += [Spoil("strip", *part) for part in parts if part[0] == "pool"]
     before = held_by(os.getpid())

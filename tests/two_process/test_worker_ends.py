@@ -67,14 +67,14 @@ def works(session: Session) -> None:
     session.both(0, m.Ping(), m.Ping(), m.Done)
 
 
-def end_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on every worker takes its time to end."""
+def end_slowly(monkeypatch: pytest.MonkeyPatch, seconds: float = SLOW_END_S) -> None:
+    """From now on every worker takes so long to end."""
     gone_at: dict[int, float] = {}
 
     def is_there(worker: WorkerProcess) -> bool:
         time.sleep(0.1)
         worker._process.poll()
-        return time.monotonic() < gone_at.setdefault(worker.pid, time.monotonic() + SLOW_END_S)
+        return time.monotonic() < gone_at.setdefault(worker.pid, time.monotonic() + seconds)
 
     monkeypatch.setattr(WorkerProcess, "_is_there", is_there)
 
@@ -89,9 +89,9 @@ def test_both_sides_are_heard_while_workers_end(session: Session, monkeypatch: p
 
 def test_the_next_client_is_kept_waiting(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It hears that the server is there, so it waits for longer than for a server that says nothing."""
-    monkeypatch.setattr(channel, "CONNECT_S", SLOW_END_S / 3)
+    monkeypatch.setattr(channel, "CONNECT_S", 3 * m.HEARTBEAT_S)
     works(session)
-    end_slowly(monkeypatch)
+    end_slowly(monkeypatch, 6 * m.HEARTBEAT_S)
     session._client.send(m.Bye())
     began = time.monotonic()
     with open_session(Client(f"ipc://{tmp_path}/control", None, None)) as next_one:
@@ -100,6 +100,7 @@ def test_the_next_client_is_kept_waiting(session: Session, tmp_path: Path, monke
         works(next_one)
 
 
+@pytest.mark.slow
 def test_others_who_say_hello_do_not_keep_a_client_from_being_told(session: Session, tmp_path: Path) -> None:
     works(session)
     until = time.monotonic() + 1.5 * m.SILENCE_S
