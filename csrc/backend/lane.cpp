@@ -10,7 +10,6 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,11 +17,9 @@
 #include <bit>
 #include <cerrno>
 #include <charconv>
-#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <memory>
-#include <string_view>
 
 #include "backend/address.h"
 
