@@ -20,7 +20,7 @@ AT_ONCE = 3
 MIB = 1 << 20
 
 RUN = ("--model", "8b", "--tokens", "512", *QUICK)  # both pools together have 128 MiB
-LIMITS = [size * MIB for size in (*range(144, 248, 12), 480)]
+LIMITS = [size * MIB for size in (*range(160, 216, 8), 480)]
 """From what the processes alone take to more than a run takes."""
 
 
