@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,6 +67,17 @@ def homes() -> Iterator[Path]:
             yield from (one for one in (own, *own.parents) if one.is_relative_to(CGROUPS))
 
 
+def why_unfit(made: Group) -> str:
+    """Why a group does not do, "" when it does."""
+    if not made.bounds_memory:
+        return "cannot bound memory"
+    try:
+        subprocess.run(["true"], preexec_fn=made.enter, check=True)
+    except subprocess.SubprocessError:
+        return "cannot be entered"
+    return ""
+
+
 @contextlib.contextmanager
 def group() -> Iterator[Group]:
     """Skips the test where none can be made."""
@@ -76,13 +88,12 @@ def group() -> Iterator[Group]:
         except OSError as error:
             why = f"no cgroup can be made in {home}: {error.strerror}"
             continue
-        try:
-            if made.bounds_memory:
+        with contextlib.closing(made):
+            unfit = why_unfit(made)
+            if not unfit:
                 yield made
                 return
-        finally:
-            made.close()
-        why = f"a cgroup made in {home} cannot bound memory"
+        why = f"a cgroup made in {home} {unfit}"
     pytest.skip(why)
 
 
