@@ -243,18 +243,25 @@ class Server:
             self._tell(m.Heartbeat())
 
     def _while_memory_is_freed(self) -> None:
-        """Messages wait; who said hello hears that we are there, or he would give us up."""
+        """What our client says waits, and so does who comes when it has gone; others are told as ever that we are busy.
+
+        Those who wait hear that we are there, or they would give us up.
+        """
         self._keep_alive()
         while len(self._set_aside) < MESSAGES_AT_ONCE and self._socket.poll(0):
-            self._set_aside.append(self._receive())
-        if time.monotonic() - self._others_told_at > m.HEARTBEAT_S:
+            client, data = self._receive()
+            if self._client in (None, client):
+                self._set_aside.append((client, data))
+            else:
+                self._take(client, data)
+        if self._client is None and time.monotonic() - self._others_told_at > m.HEARTBEAT_S:
             self._others_told_at = time.monotonic()
-            for client in {client for client, _ in self._set_aside} - {self._client}:
+            for client in {client for client, _ in self._set_aside}:
                 self._tell(m.Heartbeat(), client)
 
     def _part(self, why: str) -> None:
-        self._end_workers()
         self._client, self._client_gone = None, False
+        self._end_workers()
         self._say(f"the run is over: the client {why}")
 
     def _end_workers(self) -> None:

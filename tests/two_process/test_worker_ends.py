@@ -17,7 +17,7 @@ import zmq
 from kvxfer.control import channel
 from kvxfer.control import messages as m
 from kvxfer.control.channel import Client, server_socket
-from kvxfer.errors import PeerLostError
+from kvxfer.errors import PeerLostError, UnavailableError
 from kvxfer.measure import process
 from kvxfer.measure.process import WorkerProcess
 from kvxfer.measure.server import Server, Settings
@@ -98,6 +98,26 @@ def test_the_next_client_is_kept_waiting(session: Session, tmp_path: Path, monke
         assert time.monotonic() - began > channel.CONNECT_S
         monkeypatch.undo()
         works(next_one)
+
+
+def test_others_are_told_that_the_server_is_busy_while_workers_end(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: the run goes on, with other workers."""
+    works(session)
+    freed = threading.Event()
+
+    def is_there(worker: WorkerProcess) -> bool:
+        worker._process.poll()
+        return not freed.wait(0.1)
+
+    monkeypatch.setattr(WorkerProcess, "_is_there", is_there)
+    session._client.send(m.Dismiss(0))
+    other = open_session(Client(f"ipc://{tmp_path}/control", None, None))
+    with pytest.raises(UnavailableError, match="busy with another run"), other:
+        raise AssertionError("let in")
+    freed.set()
+    session._await_server(m.Dismissed)
 
 
 @pytest.mark.slow
