@@ -166,7 +166,9 @@ def _explain(error: BaseException, prog: str) -> tuple[int, list[str]]:
     if code in (errno.EMFILE, errno.ENFILE):
         return ExitStatus.UNAVAILABLE, [f"{start} too many open files; raise the limit (ulimit -n)"]
     if code == errno.EAGAIN or (isinstance(error, RuntimeError) and "start new thread" in str(error)):
-        return ExitStatus.UNAVAILABLE, [f"{start} no more processes or threads; raise the limit (ulimit -u)"]
+        return ExitStatus.UNAVAILABLE, [
+            f"{start} no more processes or threads, or no memory for them; raise the limit (ulimit -u, ulimit -v)"
+        ]
     if hasattr(error, "format_message"):  # typer's errors about options; their base class differs between its versions
         return ExitStatus.USAGE, [f"{start} {plain(error.format_message())}", f"{prog} --help lists the options"]
     what = plain(f"{type(error).__name__}: {error}")
