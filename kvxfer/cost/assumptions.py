@@ -25,7 +25,8 @@ class Assumptions:
     whole blocks does not move.
 
     tp_* and pp_* are the tensor-parallel ranks and pipeline stages of each side. Either all rank pairs share the one
-    link, or (links_shared False) every rank has a link of its own, and the busiest rank decides.
+    link, or (links_shared False) every rank has a link of its own, and the busiest rank decides. fixed_ms is what a
+    transfer costs beside its bytes, however few they are.
     """
 
     gpus: int = 4
@@ -41,6 +42,7 @@ class Assumptions:
     pp_prefill: int = 1
     pp_decode: int = 1
     links_shared: bool = True
+    fixed_ms: float = 0.0
 
     @property
     def parallel(self) -> bool:
@@ -104,4 +106,5 @@ class Assumptions:
             "tp": {"prefill": self.tp_prefill, "decode": self.tp_decode},
             "pp": {"prefill": self.pp_prefill, "decode": self.pp_decode},
             "links_shared": self.links_shared,
+            **({"fixed_ms": self.fixed_ms} if self.fixed_ms else {}),
         }

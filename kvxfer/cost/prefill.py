@@ -18,7 +18,7 @@ def linear_flop(params: float, tokens: float) -> float:
     return 2.0 * params * tokens
 
 
-def attention_flop(shape: ModelShape, tokens: int, cached: float = 0.0) -> float:
+def attention_flop(shape: ModelShape, tokens: float, cached: float = 0.0) -> float:
     """FLOP of causal attention over a prompt of `tokens`, of which the first `cached` are not computed again.
 
     QK^T costs 2 · d_k and PV 2 · d_v per head and pair of tokens, and the mask leaves half of the pairs. So a layer of

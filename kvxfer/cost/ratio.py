@@ -2,13 +2,17 @@
 
 Two bases per prompt length. `seed` is 2 · params · N without attention; with 70e9 parameters on 4 GPUs at 400 TFLOP/s
 it is the published table this project started from. `full` takes the active parameters without the embedding tables and
-adds the attention over the prompt. Both set the same bytes, whole blocks, against their prefill.
+adds the attention over the prompt. A third, `given`, is what the user measured. All set the same bytes, whole blocks,
+against their prefill.
 
 Prefix-cache hits shrink the two sides differently: prefill computes the tokens that it lacks (their attention still
 goes over the whole prompt), and what moves are the blocks that decode lacks.
 
 With several ranks on a side the bytes are those between all rank pairs. Over one link that they share all of them
 count; where every rank has a link of its own those of the busiest rank do.
+
+A fixed cost per request (routing hop, allocation at decode, posting) is nothing unless it is given. It makes the ratio
+of a short prompt unlike that of a long one.
 """
 
 from __future__ import annotations
@@ -19,8 +23,7 @@ from typing import Any
 from kvxfer.cache.wire import Wire
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.measured import Measured, matching
-from kvxfer.cost.prefill import attention_flop, attention_formula, linear_flop, prefill_ms
-from kvxfer.errors import UsageError
+from kvxfer.cost.prefill_source import PrefillSource, prefill_sources, prompt_ms
 from kvxfer.model.dtypes import DType
 from kvxfer.model.shape import ModelShape
 
@@ -33,33 +36,36 @@ def ratio_rows(
     assumptions: Assumptions,
     measured: Sequence[Measured] = (),
     wires: Mapping[int, Wire] | None = None,
+    given: PrefillSource | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows of the result file's `ratio`: for each prompt length `seed`, then `full`.
+    """Rows of the result file's `ratio`: for each prompt length `seed`, `full`, and what was `given` as measured.
 
     A basis whose parameters are unknown has no rows (`ratio_notices` says so). Of `measured`, every row of this model,
     dtype, prompt length and number of bytes is set beside. `wires` is what moves between the ranks by prompt length;
     without it each side has one. Raises UsageError when fewer parameters are assumed active than the embedding tables
-    alone hold.
+    alone hold, or `given` does not reach a prompt length.
     """
     rows = []
+    fixed_ms = assumptions.fixed_ms
+    sources = prefill_sources(shape, assumptions, given)
     for count in tokens:
         wire = None if wires is None else wires[count]
         size = assumptions.moved_bytes(shape, count, block_size, dtype, wire)
         busiest = size if wire is None else wire.busiest_rank_bytes
         on_a_link = size if assumptions.links_shared else busiest
         beside = matching(measured, shape.name, dtype.name, count, size)
-        for basis, flop, formula in _prefill_work(shape, count, assumptions):
-            milliseconds = prefill_ms(flop, assumptions.gpus, assumptions.eff_tflops)
+        for source in sources:
+            milliseconds = prompt_ms(source, assumptions, count)
             rows.append(
                 {
                     "model": shape.name,
                     "dtype": dtype.name,
                     "tokens": count,
-                    "basis": basis,
+                    "basis": source.basis,
                     "bytes": size,
                     "prefill_ms": milliseconds,
-                    "prefill_source": f"assumed: {formula} FLOP on {_group(assumptions)}{_hit(assumptions, count)}",
-                    "links": [_link(on_a_link, gbit, milliseconds) for gbit in assumptions.link_gbit],
+                    "prefill_source": f"{source.named()}{_hit(assumptions, count)}",
+                    "links": [_link(on_a_link, gbit, fixed_ms, milliseconds) for gbit in assumptions.link_gbit],
                     "measured": [_beside(row, milliseconds) for row in beside],
                     **_hits(assumptions, count, block_size),
                     **({} if wire is None else _between_ranks(wire, assumptions)),
@@ -75,22 +81,6 @@ def ratio_notices(shape: ModelShape, assumptions: Assumptions) -> list[str]:
     if assumptions.full_params(shape) is None:
         return [f"no `full` row for {shape.name}: its active parameters are not known here; pass --params-active"]
     return []
-
-
-def _prefill_work(shape: ModelShape, tokens: int, assumptions: Assumptions) -> list[tuple[str, float, str]]:
-    """Basis, FLOP and formula of every basis whose parameters are known."""
-    work = []
-    seed, full = assumptions.seed_params(shape), assumptions.full_params(shape)
-    cached = assumptions.cached_tokens(tokens)
-    if seed is not None:
-        work.append(("seed", linear_flop(seed[0], tokens - cached), f"2·{_billions(seed[0])}·N"))
-    if full is not None:
-        working = _without_embedding(shape, *full)
-        attention = attention_formula(shape)
-        formula = f"2·{_billions(working)}·N" + (f" + {attention}" if attention else "")
-        flop = linear_flop(working, tokens - cached) + attention_flop(shape, tokens, cached)
-        work.append(("full", flop, f"({formula})"))
-    return work
 
 
 def _hit(assumptions: Assumptions, tokens: int) -> str:
@@ -117,19 +107,13 @@ def _between_ranks(wire: Wire, assumptions: Assumptions) -> dict[str, Any]:
     }
 
 
-def _without_embedding(shape: ModelShape, active: float, source: str) -> float:
-    """Active parameters that work on every token of a prompt; where the tables are not known none are taken off."""
-    working = active - (shape.params_embedding or 0)
-    if working <= 0:
-        raise UsageError(
-            f"{source} {active:g} is not more than the embedding tables of {shape.name} alone "
-            f"({shape.params_embedding:,}); give all active parameters, embedding included"
-        )
-    return working
+def line_rate_ms(size: float, line_gbit: float, fixed_ms: float = 0.0) -> float:
+    """Milliseconds of so many bytes at a line rate, after what a request costs whatever its size; 0 if none move."""
+    return fixed_ms + size * 8 / (line_gbit * 1e9) * 1e3 if size else 0.0
 
 
-def _link(size: int, line_gbit: float, prefill: float) -> dict[str, float]:
-    transfer_ms = size * 8 / (line_gbit * 1e9) * 1e3
+def _link(size: int, line_gbit: float, fixed_ms: float, prefill: float) -> dict[str, float]:
+    transfer_ms = line_rate_ms(size, line_gbit, fixed_ms)
     return {"line_gbit": line_gbit, "transfer_ms": transfer_ms, "percent": transfer_ms / prefill * 100}
 
 
@@ -154,12 +138,3 @@ def _sides(counts: tuple[int, int]) -> dict[str, int]:
 
 def _percent(milliseconds: float | None, prefill: float) -> float | None:
     return None if milliseconds is None else milliseconds / prefill * 100
-
-
-def _group(assumptions: Assumptions) -> str:
-    gpus = "1 GPU" if assumptions.gpus == 1 else f"{assumptions.gpus} GPUs"
-    return f"{gpus} at {assumptions.eff_tflops:g} TFLOP/s each"
-
-
-def _billions(count: float) -> str:
-    return f"{count / 1e9:.4g}e9"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import DType
@@ -61,10 +62,19 @@ class ModelShape:
 
     def groups(self) -> list[tuple[int, LayerKind]]:
         """How many layers there are of each kind, in the order of their first."""
-        return _grouped(self.layer_kinds)
+        return self._groups
 
     def prefill_groups(self) -> list[tuple[int, LayerKind]]:
         """The same of the layers that a prefill computes: those of multi-token prediction are not among them."""
+        return self._prefill_groups
+
+    # Counted once: a plan asks for thousands of prompt lengths.
+    @cached_property
+    def _groups(self) -> list[tuple[int, LayerKind]]:
+        return _grouped(self.layer_kinds)
+
+    @cached_property
+    def _prefill_groups(self) -> list[tuple[int, LayerKind]]:
         return _grouped(self.layer_kinds[: len(self.layer_kinds) - self.mtp_layers])
 
     def kv_bytes_per_token(self, dtype: DType) -> int:

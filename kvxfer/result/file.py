@@ -22,6 +22,9 @@ Result = dict[str, Any]
 SCHEMA_VERSION = 1
 """The version this kvxfer writes and reads; raised when a reader of the earlier one would misunderstand a file."""
 
+ONE_HOST_SCOPES = ("loopback", "host")
+"""What is measured in these scopes says nothing about a link between two hosts, and no verdict is drawn from it."""
+
 STANDARD_OUTPUT = ("-", "/dev/stdout")
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -170,5 +173,5 @@ def _check_top_level(name: str, result: Result) -> None:
     kinds = {"array": list, "object": dict}
     for field, rule in rules["properties"].items():
         kind = kinds.get(str(rule.get("type")))
-        if kind is not None and not isinstance(result[field], kind):
+        if kind is not None and field in result and not isinstance(result[field], kind):
             raise UsageError(f"'{name}' is not a result of kvxfer: {field} should be an {rule['type']}; measure again")

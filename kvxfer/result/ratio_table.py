@@ -8,14 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from kvxfer.result.file import ONE_HOST_SCOPES
 from kvxfer.result.printing import Column, counted, print_table, print_trimmed
 from kvxfer.wording import plain
 
 Row = Mapping[str, Any]
 
 ONE_RANK = "1→1"
-
-ONE_HOST = ("loopback", "host")
 
 PER_RANK = "(busiest): of that, the most that one rank sends or receives; over its link the ms."
 SEED = "seed: prefill is 2·params·N FLOP for N tokens."
@@ -38,8 +37,9 @@ def render_ratio(rows: Sequence[Row], assumptions: Mapping[str, Any], console: C
         groups.setdefault((row["model"], row["dtype"]), []).append(row)
     for (model, dtype), group in groups.items():
         cache = f"{plain(model)}, {plain(dtype)} KV cache"
-        _print_line_rates(f"{cache}: ASSUMED line rates against assumed prefill", group, console)
-        _print_measured(f"{cache}: MEASURED transfer against assumed prefill", group, console)
+        prefill = "prefill" if _given(group) else "assumed prefill"
+        _print_line_rates(f"{cache}: ASSUMED line rates against {prefill}", group, console)
+        _print_measured(f"{cache}: MEASURED transfer against {prefill}", group, console)
 
 
 def _assumed(assumptions: Mapping[str, Any]) -> str:
@@ -48,12 +48,13 @@ def _assumed(assumptions: Mapping[str, Any]) -> str:
         parameters = f", {assumptions['params'] / 1e9:.4g}e9 parameters ({assumptions['params_source']})"
     given = assumptions.get("kv_bytes_per_token")
     cache = "" if given is None else f", {given:,} B of KV cache per token (--kv-bytes-per-token)"
-    gpus = assumptions["gpus"]
+    gpus, fixed_ms = assumptions["gpus"], assumptions.get("fixed_ms", 0)
+    fixed = f" and {fixed_ms:g} ms for each transfer besides" if fixed_ms else ""
     return (
         f"Assumed, not measured: {counted(gpus, 'GPU')} for prefill at {assumptions['eff_tflops']:g} TFLOP/s"
         f"{' each' * (gpus > 1)}{parameters}{cache}, links at "
         f"{', '.join(f'{rate:g}' for rate in assumptions['link_gbit'])} Gb/s line rate"
-        f"{_between_ranks(assumptions)}{_hits(assumptions)}"
+        f"{fixed}{_between_ranks(assumptions)}{_hits(assumptions)}"
     )
 
 
@@ -90,7 +91,7 @@ def _print_line_rates(title: str, rows: Sequence[Row], console: Console) -> None
         Column("tokens", [f"{row['tokens']:,}" for row in rows]),
         Column("KV moved\nGB\n(busiest)" if per_rank else "KV moved\nGB", sizes),
         Column("basis", [row["basis"] for row in rows], words=True),
-        Column("prefill\nassumed\nms", [_number(row["prefill_ms"]) for row in rows]),
+        Column("prefill\nms" if _given(rows) else "prefill\nassumed\nms", [_number(row["prefill_ms"]) for row in rows]),
     ]
     links = [
         Column(
@@ -100,8 +101,14 @@ def _print_line_rates(title: str, rows: Sequence[Row], console: Console) -> None
         for number, link in enumerate(rows[0]["links"])
     ]
     hits = "prefill_tokens" in rows[0]
-    notes = [SEED_AFTER_HITS, FULL_AFTER_HITS, SHARE] if hits else [SEED, FULL, SHARE]
+    notes = [SEED_AFTER_HITS, FULL_AFTER_HITS] if hits else [SEED, FULL]
+    notes += [f"{plain(source)}." for source in _given(rows)] + [SHARE]
     print_table(title, keys, links, console, [PER_RANK, *notes] if per_rank else notes)
+
+
+def _given(rows: Sequence[Row]) -> list[str]:
+    """What the user measured of prefill, in words; nothing where all of it is assumed."""
+    return list(dict.fromkeys(row["prefill_source"] for row in rows if row["basis"] == "given"))[:1]
 
 
 def _print_measured(title: str, rows: Sequence[Row], console: Console) -> None:
@@ -133,7 +140,9 @@ def _ranks(entry: Row) -> str:
 def _scope(entry: Row) -> str:
     if entry.get("backend") == "null":
         return f"{entry['scope']}: null moves no bytes"
-    return f"{entry['scope']}: says nothing about the links" if entry["scope"] in ONE_HOST else str(entry["scope"])
+    return (
+        f"{entry['scope']}: says nothing about the links" if entry["scope"] in ONE_HOST_SCOPES else str(entry["scope"])
+    )
 
 
 def _cell(milliseconds: float | None, percent: float | None) -> str:

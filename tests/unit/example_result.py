@@ -1,8 +1,10 @@
-"""A complete result, as a loopback run of three rows (one of them failed) would write it."""
+"""A complete result, as a loopback run of three rows (one of them failed) would write it, with a plan's part."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from example_plan import example_plan
 
 PHASES = ("library", "context", "allocate", "register", "connect", "exchange", "prepare", "first", "other")
 PHASE_NS = (1_200_000, 800_000, 310_000_000, 40_000, 2_100_000, 350_000, 9_000_000, 260_000_000, 61_000_000)
@@ -73,6 +75,7 @@ def example_result() -> dict[str, Any]:
                 ],
             }
         ],
+        "plan": example_plan(),
         "verdict": None,
         "notices": ["a loopback run: no verdict is drawn from it"],
     }

@@ -1,0 +1,219 @@
+"""What prefill does to decode when both run in one engine: the stall of a prompt, of a chunk, and of a whole load.
+
+The load is simulated request by request, as a sequence sees it that decodes all the time:
+
+- Without chunks decode steps follow each other until a prompt has arrived during one; then every waiting prompt is
+  prefilled, and the sequence's next token comes only after that. The stall lies between two tokens.
+- With chunks every decode step takes a chunk of the oldest waiting prompt along, and lasts so much longer.
+
+A stall is time beyond the decode step between two tokens; its percentiles are over all pairs of successive tokens.
+Chunks of two prompts never share a step, so that long queues of short prompts look a little worse than they are; the
+work of a chunk is added to the step's, as if neither hid in the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from kvxfer.cost.assumptions import Assumptions
+from kvxfer.cost.load import Load
+from kvxfer.cost.prefill_source import PrefillSource
+
+WORST_PERCENT = 99.0
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to run prefill and decode together, and what the load does to it.
+
+    chunk_tokens is None for whole prompts. busy is the share of time that prefill (with chunks: their steps) takes;
+    from 1 on the load is more than this can take, and what grows without end is None. stalled is the share of pairs of
+    tokens with a stall between them.
+    """
+
+    chunk_tokens: int | None
+    busy: float
+    stalled: float | None
+    stall_mean_ms: float | None
+    stall_p99_ms: float | None
+    stall_max_ms: float | None
+    itl_p99_ms: float | None
+
+    @property
+    def overloaded(self) -> bool:
+        return self.busy >= 1
+
+    def as_record(self) -> dict[str, Any]:
+        return asdict(self) | {"overloaded": self.overloaded}
+
+
+def stall_rows(
+    sources: Sequence[PrefillSource], tokens: Sequence[int], chunks: Sequence[int], assumptions: Assumptions
+) -> list[dict[str, Any]]:
+    """How long decode stands still for one prompt, by length and source: whole, and for the longest of its chunks.
+
+    A chunk that a source does not cover is left out.
+    """
+    return [
+        {
+            "tokens": count,
+            "basis": source.basis,
+            "prompt_ms": source.between_ms(assumptions.cached_tokens(count), count),
+            "chunks": [
+                {"chunk_tokens": chunk, "stall_ms": _longest_ms(source, assumptions.cached_tokens(count), count, chunk)}
+                for chunk in chunks
+                if source.covers(chunk) and source.covers(count - chunk)
+            ],
+        }
+        for count in tokens
+        for source in sources
+    ]
+
+
+def simulate(
+    source: PrefillSource,
+    load: Load,
+    instances: int,
+    step_ms: float,
+    chunks: Sequence[int],
+    assumptions: Assumptions,
+) -> list[Mode]:
+    """What one of `instances` engines does under its part of the load: with whole prompts, then with each chunk size.
+
+    The load needs a rate. Chunk sizes that the source does not cover are left out.
+    """
+    rate = load.requests_per_s
+    assert rate is not None
+    engine = _Engine(source, assumptions, step_ms, load.requests(instances), rate / instances / 1e3)
+    return [engine.whole(), *(engine.chunked(chunk) for chunk in chunks if source.covers(chunk))]
+
+
+def _longest_ms(source: PrefillSource, cached: float, tokens: int, chunk: int) -> float:
+    """The last full chunk of a prompt attends to most; a prompt that is no longer than one is its own."""
+    if tokens - cached <= chunk:
+        return source.between_ms(cached, tokens)
+    return source.between_ms(tokens - chunk, tokens)
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """One engine and the requests that it gets, (arrival in ms, prompt) by arrival, `per_ms` of them on average."""
+
+    source: PrefillSource
+    assumptions: Assumptions
+    step_ms: float
+    requests: Sequence[tuple[float, int]]
+    per_ms: float
+
+    def whole(self) -> Mode:
+        times = {prompt: self._between(self._cached(prompt), prompt) for prompt in self._counted}
+        stalls: Counter[float] = Counter()
+        requests, step_ms = self.requests, self.step_ms
+        clock, index = requests[0][0], 0
+        while index < len(requests):
+            steps = max(1, math.ceil((requests[index][0] - clock) / step_ms))
+            stalls[0.0] += steps - 1
+            clock += steps * step_ms
+            stall = 0.0
+            while index < len(requests) and requests[index][0] <= clock + stall:
+                stall += times[requests[index][1]]
+                index += 1
+            stalls[stall] += 1
+            clock += stall
+        return self._mode(None, self._busy(times), stalls)
+
+    def chunked(self, chunk: int) -> Mode:
+        """Chunks begin at multiples of `chunk`, so that prompts of all lengths share the times of all but their ends.
+
+        Which stalls there are follows from the prompts alone; when they come decides how many steps have none.
+        """
+        begun: Counter[int] = Counter()  # inner chunks of all prompts: how many more than of the number before
+        stalls: Counter[float] = Counter()
+        parts: dict[int, tuple[range, list[float]]] = {}
+        for prompt, count in self._counted.items():
+            inner, ends = parts[prompt] = self._parts(prompt, chunk)
+            begun[inner.start] += count
+            begun[inner.stop] -= count
+            for stall in ends:
+                stalls[stall] += count
+        sums, running = [0.0], 0  # of inner chunks' ms, from the first on
+        for number in range(max(begun)):
+            running += begun[number]
+            inner_ms = self._between(number * chunk, (number + 1) * chunk)
+            stalls[inner_ms] += running
+            sums.append(sums[-1] + inner_ms)
+        taken = {
+            prompt: sums[inner.stop] - sums[inner.start] + sum(ends) + (len(inner) + len(ends)) * self.step_ms
+            for prompt, (inner, ends) in parts.items()
+        }
+        stalls[0.0] += self._free_steps(taken)
+        return self._mode(chunk, self._busy(taken), stalls)
+
+    def _free_steps(self, taken: Mapping[int, float]) -> int:
+        """Decode steps that no chunk goes along with."""
+        free, clock = 0, self.requests[0][0]
+        for arrival, prompt in self.requests:
+            if arrival > clock:
+                steps = math.ceil((arrival - clock) / self.step_ms)
+                free += steps
+                clock += steps * self.step_ms
+            clock += taken[prompt]
+        return free
+
+    def _parts(self, prompt: int, chunk: int) -> tuple[range, list[float]]:
+        """Numbers of the chunks that a prompt fills from multiple to multiple, and ms of those at its ends."""
+        start = self._cached(prompt)
+        first, last = math.ceil(start / chunk), prompt // chunk
+        if first > last:
+            return range(0), [self._between(start, prompt)]
+        ends = []
+        if start < first * chunk:
+            ends.append(self._between(start, first * chunk))
+        if last * chunk < prompt:
+            ends.append(self._between(last * chunk, prompt))
+        return range(first, last), ends
+
+    @cached_property
+    def _counted(self) -> Counter[int]:
+        return Counter(prompt for _, prompt in self.requests)
+
+    def _cached(self, prompt: int) -> float:
+        return self.assumptions.cached_tokens(prompt)
+
+    def _between(self, start: float, end: float) -> float:
+        return self.source.between_ms(start, end)
+
+    def _busy(self, taken: Mapping[int, float]) -> float:
+        """The share of time that the requests take, by the ms of one of each length."""
+        total = sum(taken[prompt] * count for prompt, count in self._counted.items())
+        return total / len(self.requests) * self.per_ms
+
+    def _mode(self, chunk: int | None, busy: float, stalls: Counter[float]) -> Mode:
+        if busy >= 1 and chunk is None:
+            return Mode(chunk, busy, None, None, None, None, None)
+        tokens = sum(stalls.values())
+        worst = _percentile(stalls, WORST_PERCENT)
+        return Mode(
+            chunk_tokens=chunk,
+            busy=busy,
+            stalled=1 - stalls[0.0] / tokens,
+            stall_mean_ms=sum(stall * count for stall, count in stalls.items()) / tokens,
+            stall_p99_ms=worst,
+            stall_max_ms=max(stall for stall, count in stalls.items() if count),
+            itl_p99_ms=self.step_ms + worst,
+        )
+
+
+def _percentile(stalls: Counter[float], percent: float) -> float:
+    """The least stall that so many % of the pairs of tokens do not exceed."""
+    within, wanted = 0, percent / 100 * sum(stalls.values())
+    for stall in sorted(stalls):
+        within += stalls[stall]
+        if within >= wanted:
+            return stall
+    return 0.0

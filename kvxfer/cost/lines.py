@@ -1,0 +1,26 @@
+"""Files with a value or a record on each line, as a user gives them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvxfer.errors import UsageError
+from kvxfer.wording import quoted_path
+
+
+def read_lines(path: str, option: str, remedy: str) -> list[tuple[int, str]]:
+    """Number and text of every line that is not blank. Raises UsageError when there is none, or no text in UTF-8."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"cannot read {option} {quoted_path(path)}: {error.strerror}; {remedy}") from error
+    except ValueError as error:
+        raise UsageError(f"{option} {quoted_path(path)} is not text in UTF-8; {remedy}") from error
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        raise UsageError(f"{option} {quoted_path(path)} is empty; {remedy}")
+    return lines
+
+
+def wrong_line(path: str, number: int, what: str, remedy: str) -> UsageError:
+    return UsageError(f"{quoted_path(path)}, line {number}: {what}; {remedy}")

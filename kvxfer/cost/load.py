@@ -1,0 +1,104 @@
+"""The requests that a service is offered: prompt lengths, output lengths, when they arrive."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+DRAWN = 10_000
+"""Requests of a simulated load without timestamps."""
+
+SEED = 20_250_101
+"""Of what is drawn: the same load is simulated the same way every time."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests in the order they arrive; `source` says where they come from, for a reader.
+
+    prompts are tokens. outputs are tokens too, one for each request or one for all; empty when not known. arrivals_s
+    are seconds from the first request on, empty when not known. rate is requests per second, None when not known; where
+    it is given beside arrivals, they are stretched to it.
+    """
+
+    prompts: Sequence[int]
+    source: str
+    outputs: Sequence[float] = ()
+    arrivals_s: Sequence[float] = ()
+    rate: float | None = None
+
+    def percentile(self, percent: float) -> int:
+        """The shortest prompt that at least `percent` % of the prompts do not exceed."""
+        return sorted(self.prompts)[max(0, math.ceil(percent / 100 * len(self.prompts)) - 1)]
+
+    @property
+    def mean_prompt(self) -> float:
+        return sum(self.prompts) / len(self.prompts)
+
+    @property
+    def mean_output(self) -> float | None:
+        return sum(self.outputs) / len(self.outputs) if self.outputs else None
+
+    @property
+    def traced_rate(self) -> float | None:
+        """Requests per second of the arrivals; None without any, or when all come at once."""
+        span = self.arrivals_s[-1] - self.arrivals_s[0] if self.arrivals_s else 0.0
+        return (len(self.arrivals_s) - 1) / span if span > 0 else None
+
+    @property
+    def requests_per_s(self) -> float | None:
+        return self.traced_rate if self.rate is None else self.rate
+
+    @property
+    def burstiness(self) -> float | None:
+        """Coefficient of variation of the times between arrivals: 1 for independent ones, more for bursts."""
+        if not self.traced_rate:
+            return None
+        gaps = [later - earlier for earlier, later in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)]
+        mean = sum(gaps) / len(gaps)
+        return math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / mean
+
+    def quantiles(self, count: int) -> list[int]:
+        """`count` prompt lengths that stand for all, equally many requests each."""
+        ordered = sorted(self.prompts)
+        return [ordered[int((index + 0.5) / count * len(ordered))] for index in range(count)]
+
+    def requests(self, instances: int = 1) -> list[tuple[float, int]]:
+        """Arrival in ms and prompt length of what one of `instances` gets; needs a rate.
+
+        Those of a trace in turn. Without arrivals DRAWN requests come independently of each other (Poisson), their
+        lengths drawn from the prompts; always the same ones.
+        """
+        rate = self.requests_per_s
+        assert rate is not None
+        if self.traced_rate:
+            stretch = self.traced_rate / rate * 1e3
+            return [
+                (arrival * stretch, prompt)
+                for arrival, prompt in zip(self.arrivals_s[::instances], self.prompts[::instances], strict=True)
+            ]
+        draw, clock, drawn = random.Random(SEED).random, 0.0, []
+        for _ in range(DRAWN):
+            clock -= math.log(1.0 - draw()) * instances / rate * 1e3
+            drawn.append((clock, self.prompts[int(draw() * len(self.prompts))]))
+        return drawn
+
+    def as_record(self) -> dict[str, Any]:
+        """The result file's `plan.load`."""
+        arrivals = "trace" if self.traced_rate else None if self.rate is None else "poisson"
+        return {
+            "source": self.source,
+            "requests": len(self.prompts),
+            "prompt_tokens": {
+                "mean": self.mean_prompt,
+                **{f"p{percent}": self.percentile(percent) for percent in (50, 90, 99)},
+                "max": max(self.prompts),
+            },
+            "output_tokens": self.mean_output,
+            "requests_per_s": self.requests_per_s,
+            "arrivals": arrivals,
+            "burstiness": self.burstiness,
+        }

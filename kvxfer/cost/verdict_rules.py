@@ -1,0 +1,269 @@
+"""The rules of the verdict, one predicate each, with the numbers that decide it.
+
+A finding holds, does not hold, or is open (None) for lack of inputs, which it asks for; an input is asked for only
+where it could change the finding. docs/verdict.md says where the thresholds come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvxfer.cache.layout import Ranks
+from kvxfer.cost.colocated import Mode
+from kvxfer.cost.load import Load
+from kvxfer.cost.pools import Pools
+from kvxfer.cost.split import PathCost
+from kvxfer.model.dtypes import DType
+
+SHORT_TOKENS = 1024
+"""90 % of short prompts have no more."""
+LOW_CONCURRENCY = 8
+"""Sequences that decode at once in the whole service."""
+LEAST_BATCH = 8
+"""Sequences per decode step below which the reading of all weights is hardly shared."""
+LEAST_BUSY = 0.3
+"""Of a prefill pool's time: below it most of its GPUs' time is lost."""
+SLOW_GBIT = 100.0
+FAST_GBIT = 200.0
+SMALL_PERCENT = 15.0
+"""Of prefill: what the published table has at 200 Gb/s."""
+LARGE_PERCENT = 30.0
+"""Of prefill: hard to hide; what the published table has at 100 Gb/s."""
+CLEARLY = 2.0
+"""Ranks of one side per rank of the other from which on their parallelism differs."""
+
+PREFILL, LINE_RATE, LENGTHS, ARRIVALS, ENGINES = "prefill", "line rate", "lengths", "arrivals", "engines"
+
+SETTLED_BY = {
+    PREFILL: "the prefill time is assumed: time your engine's prefill, --prefill-csv or --prefill-tokens-per-s",
+    LINE_RATE: "the path is assumed at line rate: kvxfer bench --peer between the two hosts, then --measured",
+    LENGTHS: "the prompts are those of --tokens, equally often: --lengths with a trace of your requests",
+    ARRIVALS: "the requests are assumed to arrive independently of each other: --lengths with a trace with timestamps",
+    ENGINES: "one colocated engine is assumed to take all requests: --total-gpus",
+}
+"""What would settle an assumption that a finding rests on."""
+
+Number = float | int | str | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Whether a rule holds (None: open), why in words, and the numbers and thresholds that say so."""
+
+    holds: bool | None
+    why: str
+    numbers: dict[str, Number] = field(default_factory=dict)
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    rests_on: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that the rules look at: one load on one cluster, over one path in one dtype; None where not said.
+
+    modes are what colocated engines do under the load. ranks are those of prefill and decode that were named as each
+    side's best. path is None without a prefill to set it against. assumed are the assumptions of the figures.
+    """
+
+    objective: str | None
+    itl_target_ms: float | None
+    step_ms: float | None
+    load: Load
+    pools: Pools
+    modes: Sequence[Mode]
+    ranks: tuple[Ranks, Ranks] | None
+    dtype: DType
+    path: PathCost | None
+    assumed: frozenset[str]
+
+    def rests_on(self, *assumptions: str) -> tuple[str, ...]:
+        """Those of these assumptions that were made."""
+        return tuple(assumption for assumption in assumptions if assumption in self.assumed)
+
+    def missing(self, *names: str) -> tuple[str, ...]:
+        """Those of these options that were not given."""
+        cluster = self.pools.cluster
+        known = {
+            "--rate": self.load.requests_per_s,
+            "--output-tokens": self.load.mean_output,
+            "--decode-step-ms": self.step_ms,
+            "--itl-target-ms": self.itl_target_ms,
+            "--prefill-gpus": cluster.prefill,
+            "--decode-gpus": cluster.decode,
+        }
+        return tuple(name for name in names if known[name] is None)
+
+
+def offline_batch(situation: Situation) -> Finding:
+    """Only total throughput counts."""
+    if situation.objective is None:
+        return _open("what counts is not said", ("--objective latency|throughput",))
+    return Finding(
+        situation.objective == "throughput",
+        f"what counts is {situation.objective}",
+        {"objective": situation.objective},
+    )
+
+
+def short_prompts(situation: Situation) -> Finding:
+    """Nine in ten prompts are short, and few sequences decode at once."""
+    p90, concurrency = situation.load.percentile(90), situation.pools.concurrency
+    numbers: dict[str, Number] = {"prompt_p90_tokens": p90, "concurrency": concurrency}
+    thresholds = {"short_tokens": SHORT_TOKENS, "low_concurrency": LOW_CONCURRENCY}
+    rests_on = situation.rests_on(LENGTHS)
+    if p90 > SHORT_TOKENS:
+        return Finding(False, f"p90 of the prompts is {p90:,} tokens, not short", numbers, thresholds, (), rests_on)
+    why = f"p90 of the prompts is {p90:,} tokens"
+    if concurrency is None:
+        needs = situation.missing("--rate", "--output-tokens", "--decode-step-ms")
+        return _open(f"{why}, short; how many sequences decode at once is not known", needs, numbers, thresholds)
+    why += f", and {concurrency:.3g} sequences decode at once"
+    return Finding(concurrency < LOW_CONCURRENCY, why, numbers, thresholds, (), rests_on)
+
+
+def small_cluster(situation: Situation) -> Finding:
+    """The GPUs do not make two engines, or both pools would stand idle most of the time."""
+    pools, cluster = situation.pools, situation.pools.cluster
+    numbers: dict[str, Number] = {
+        "total_gpus": cluster.total,
+        "prefill_busy": pools.prefill_busy,
+        "decode_batch": pools.decode_batch,
+    }
+    thresholds = {"least_busy": LEAST_BUSY, "least_batch": LEAST_BATCH}
+    if cluster.too_small:
+        why = f"an engine of prefill takes {cluster.prefill_instance} GPUs and one of decode {cluster.decode_instance}"
+        has = f"{cluster.total} in all" if cluster.total is not None else "a pool with fewer"
+        return Finding(True, f"{why}, and there are {has}", numbers, thresholds)
+    rests_on = situation.rests_on(PREFILL, LENGTHS)
+    if pools.prefill_busy is not None and pools.prefill_busy >= LEAST_BUSY:
+        why = f"prefill is busy {pools.prefill_busy:.0%} of the time"
+        return Finding(False, why, numbers, thresholds, (), rests_on)
+    if pools.decode_batch is not None and pools.decode_batch >= LEAST_BATCH:
+        why = f"a decode engine works on {pools.decode_batch:.3g} sequences at once"
+        return Finding(False, why, numbers, thresholds)
+    if pools.prefill_busy is None or pools.decode_batch is None:
+        needs = situation.missing("--prefill-gpus", "--decode-gpus", "--rate", "--output-tokens", "--decode-step-ms")
+        return _open("how busy the pools would be is not known", needs or ("--params",), numbers, thresholds)
+    why = (
+        f"prefill is busy {pools.prefill_busy:.1%} of the time, "
+        f"and a decode engine works on {pools.decode_batch:.3g} sequences at once"
+    )
+    return Finding(True, why, numbers, thresholds, (), rests_on)
+
+
+def slow_links(situation: Situation) -> Finding:
+    """The path is slow, the cache not in one byte, and the transfer more than little beside prefill."""
+    path = situation.path
+    if path is None:
+        return _no_prefill()
+    fp8 = situation.dtype.bytes == 1
+    numbers: dict[str, Number] = {"gbit": path.gbit, "percent": path.percent, "dtype": situation.dtype.name}
+    thresholds = {"slow_gbit": SLOW_GBIT, "small_percent": SMALL_PERCENT, "large_percent": LARGE_PERCENT}
+    why = _path(path)
+    if fp8 or path.gbit > SLOW_GBIT:
+        fast = f"the cache is {situation.dtype.name}" if fp8 else why
+        return Finding(False, fast, numbers, thresholds, (), () if fp8 else _path_rests_on(situation)[:1])
+    small = path.percent <= SMALL_PERCENT
+    why += ", which is little" if small else f"; {LARGE_PERCENT:g} % is hard to hide"
+    return Finding(not small, why, numbers, thresholds, (), _path_rests_on(situation))
+
+
+def strict_itl(situation: Situation) -> Finding:
+    """Whatever the chunk size, colocated engines miss the p99 target between tokens, and decode alone would not."""
+    target, step_ms = situation.itl_target_ms, situation.step_ms
+    needs = situation.missing("--itl-target-ms", "--decode-step-ms", "--rate")
+    numbers: dict[str, Number] = {"itl_target_ms": target, "decode_step_ms": step_ms}
+    numbers |= {"prompt_p99_tokens": situation.load.percentile(99), "burstiness": situation.load.burstiness}
+    if target is not None and step_ms is not None and step_ms > target:
+        why = f"a decode step alone takes {step_ms:g} ms, more than the target of {target:g}: a split cannot meet it"
+        return Finding(False, why, numbers)
+    if needs or target is None or step_ms is None:
+        return _open("what colocated prefill does to the ITL cannot be told", needs, numbers)
+    if not situation.modes:
+        return _no_prefill(numbers)
+    rests_on = situation.rests_on(PREFILL, LENGTHS, ARRIVALS, ENGINES)
+    numbers |= {f"itl_p99_ms_{_named(mode)}": mode.itl_p99_ms for mode in situation.modes}
+    meets = [
+        mode
+        for mode in situation.modes
+        if not mode.overloaded and mode.itl_p99_ms is not None and mode.itl_p99_ms <= target
+    ]
+    if meets:
+        best = min(meets, key=lambda mode: mode.busy)
+        itl, longest = best.itl_p99_ms, best.stall_max_ms
+        why = f"colocated with {_words(best)} the p99 ITL is {itl:,.0f} ms, within the target of {target:g}"
+        why += f" (the longest stall is {longest:,.0f} ms)"
+        return Finding(False, why, numbers, {}, (), rests_on)
+    told = "; ".join(f"{_words(mode)}: {_itl(mode)}" for mode in situation.modes)
+    why = f"colocated the p99 ITL misses the target of {target:g} ms ({told}); decode alone takes {step_ms:g}"
+    return Finding(True, why, numbers, {}, (), rests_on)
+
+
+def parallelism_differs(situation: Situation) -> Finding:
+    """The sides are best with clearly other ranks."""
+    thresholds = {"ranks_per_rank": CLEARLY}
+    if situation.ranks is None:
+        needs = ("the best --tp-prefill, --tp-decode (--pp-prefill, --pp-decode) of each side",)
+        return _open("the parallelism of the sides is not said", needs, {}, thresholds)
+    prefill, decode = situation.ranks
+    numbers: dict[str, Number] = {"tp_prefill": prefill.tp, "tp_decode": decode.tp}
+    numbers |= {"pp_prefill": prefill.pp, "pp_decode": decode.pp}
+    differs = any(max(pair) >= CLEARLY * min(pair) for pair in ((prefill.tp, decode.tp), (prefill.pp, decode.pp)))
+    why = f"prefill has TP {prefill.tp} and PP {prefill.pp}, decode TP {decode.tp} and PP {decode.pp}"
+    return Finding(differs, why, numbers, thresholds)
+
+
+def fast_links(situation: Situation) -> Finding:
+    """The path is fast, can carry the load, and the transfer is not much of prefill; measured, that it is little."""
+    path = situation.path
+    if path is None:
+        return _no_prefill()
+    numbers: dict[str, Number] = {"gbit": path.gbit, "percent": path.percent, "path_busy": path.busy}
+    thresholds = {"fast_gbit": FAST_GBIT, "small_percent": SMALL_PERCENT, "large_percent": LARGE_PERCENT}
+    why, rests_on = _path(path), _path_rests_on(situation)
+    if path.busy is not None and path.busy >= 1:
+        why += f"; the load would keep it busy {path.busy:.0%} of the time, more than it can carry"
+        return Finding(False, why, numbers, thresholds, (), rests_on)
+    if path.measured:
+        return Finding(path.percent <= SMALL_PERCENT, why, numbers, thresholds, (), rests_on)
+    fast = path.gbit >= FAST_GBIT and path.percent < LARGE_PERCENT
+    return Finding(fast, why, numbers, thresholds, (), rests_on)
+
+
+def _open(
+    why: str,
+    needs: tuple[str, ...],
+    numbers: dict[str, Number] | None = None,
+    thresholds: Mapping[str, float] | None = None,
+) -> Finding:
+    return Finding(None, why, numbers or {}, thresholds or {}, needs)
+
+
+def _no_prefill(numbers: dict[str, Number] | None = None) -> Finding:
+    return _open("how long a prefill takes is not known", ("--params and --params-active",), numbers)
+
+
+def _path(path: PathCost) -> str:
+    rate = f"{path.path} ({path.gbit:.3g} Gb/s)" if path.measured else path.path
+    return f"{rate}: a transfer is {path.percent:.3g} % of its prefill"
+
+
+def _path_rests_on(situation: Situation) -> tuple[str, ...]:
+    assert situation.path is not None
+    line = () if situation.path.measured else (LINE_RATE,)
+    return (*line, *situation.rests_on(PREFILL))
+
+
+def _named(mode: Mode) -> str:
+    return "whole" if mode.chunk_tokens is None else f"chunk_{mode.chunk_tokens}"
+
+
+def _words(mode: Mode) -> str:
+    return "whole prompts" if mode.chunk_tokens is None else f"chunks of {mode.chunk_tokens:,}"
+
+
+def _itl(mode: Mode) -> str:
+    overload = ", and prefill cannot keep up" if mode.overloaded else ""
+    return f"{mode.itl_p99_ms:,.0f} ms{overload}" if mode.itl_p99_ms is not None else "prefill cannot keep up"

@@ -1,0 +1,122 @@
+"""Stalls of colocated prefill: the published ones, a simulation by hand, and what queueing theory says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvxfer.cost.assumptions import Assumptions
+from kvxfer.cost.colocated import Mode, simulate, stall_rows
+from kvxfer.cost.load import Load
+from kvxfer.cost.prefill_source import PrefillRate, PrefillTimes, prefill_sources
+from kvxfer.model.presets import load_model
+
+NONE_CACHED = Assumptions()
+A_TOKEN_A_MS = PrefillRate(1000)
+
+
+def simulated(load: Load, chunks: list[int], step_ms: float = 10.0, instances: int = 1) -> list[Mode]:
+    return simulate(A_TOKEN_A_MS, load, instances, step_ms, chunks, NONE_CACHED)
+
+
+def test_the_published_stalls() -> None:
+    """717, 179 and 45 ms for 8192, 2048 and 512 tokens of 70B on 4 GPUs at 400 TFLOP/s."""
+    sources = prefill_sources(load_model("70b"), Assumptions(params=70e9))
+    (seed, full) = stall_rows(sources, [8192], [2048, 512], NONE_CACHED)
+    assert seed["basis"] == "seed"
+    assert [round(seed["prompt_ms"]), *(round(chunk["stall_ms"]) for chunk in seed["chunks"])] == [717, 179, 45]
+    assert full["chunks"][1]["stall_ms"] > seed["chunks"][1]["stall_ms"]  # the last chunk attends to all before it
+
+
+def test_a_chunk_is_no_longer_than_its_prompt_and_none_where_the_times_do_not_reach() -> None:
+    (row,) = stall_rows([A_TOKEN_A_MS], [100], [64, 512], NONE_CACHED)
+    assert [chunk["stall_ms"] for chunk in row["chunks"]] == [64, 100]
+    measured = PrefillTimes([(1000, 10.0), (4000, 50.0)], "times.csv")
+    (row,) = stall_rows([measured], [4000], [2000, 512], NONE_CACHED)
+    assert [chunk["chunk_tokens"] for chunk in row["chunks"]] == [2000]
+
+
+def test_whole_prompts_by_hand() -> None:
+    """Steps of 10 ms; prompts of 1, 30, 7 and 3 ms come at 0, 5, 12 and 95 ms.
+
+    The first step ends at 10. Then 1 and 30 are prefilled, and 7, which has come meanwhile: to 48. Of the next steps
+    the fifth ends at 98, and has 3 after it.
+    """
+    load = Load([1, 30, 7, 3], "here", arrivals_s=[0.0, 0.005, 0.012, 0.095])
+    whole, chunked = simulated(load, [10])
+    assert whole.stall_max_ms == 38
+    assert whole.stalled == pytest.approx(2 / 6)
+    assert whole.stall_mean_ms == pytest.approx(41 / 6)
+    assert whole.itl_p99_ms == 48
+    # a step with 1 to 11, three with 10 each to 71, one with 7 to 88, one without to 98, one with 3
+    assert chunked.stalled == pytest.approx(6 / 7)
+    assert chunked.stall_mean_ms == pytest.approx(41 / 7)
+    assert chunked.stall_p99_ms == 10
+
+
+@dataclass(frozen=True)
+class Theory:
+    """A share rho of time in prefill leaves (1 - rho) / step steps a second, and rho seconds of stalls among them."""
+
+    rho: float
+    step_ms: float
+
+    @property
+    def mean_stall_ms(self) -> float:
+        return self.rho * self.step_ms / (1 - self.rho)
+
+
+@pytest.mark.parametrize("rho", [0.05, 0.3, 0.6])
+def test_the_mean_stall_is_what_the_work_says(rho: float) -> None:
+    load = Load([100, 300], "here", rate=rho * 1000 / 200)
+    for mode in simulated(load, [50, 1000]):
+        assert mode.stall_mean_ms == pytest.approx(Theory(rho, 10.0).mean_stall_ms, rel=0.1)
+    assert simulated(load, [])[0].busy == pytest.approx(rho, rel=0.02)
+
+
+def test_a_load_that_is_too_much_has_no_end() -> None:
+    whole, chunked = simulated(Load([1000], "here", rate=1.1), [100])
+    assert whole.overloaded
+    assert whole.itl_p99_ms is None
+    assert chunked.overloaded  # its decode goes on, a chunk at a time, but the queue grows
+    assert chunked.itl_p99_ms == 110
+    assert chunked.stalled == 1
+
+
+def test_small_chunks_keep_up_with_less() -> None:
+    """Each chunk costs a decode step: 10 ms for 100 ms of prefill, or for 10."""
+    large, small = simulated(Load([1000], "here", rate=0.7), [100, 10])[1:]
+    assert large.busy == pytest.approx(0.7 * 1.1)
+    assert small.busy == pytest.approx(0.7 * 2)
+    assert not large.overloaded
+    assert small.overloaded
+
+
+def test_more_engines_share_the_load() -> None:
+    load = Load([1000], "here", rate=0.8)
+    one, four = (simulated(load, [], instances=count)[0] for count in (1, 4))
+    assert four.busy == pytest.approx(one.busy / 4)
+    assert (four.stall_mean_ms or 0) < (one.stall_mean_ms or 0)
+
+
+@settings(max_examples=50)
+@given(
+    prompts=st.lists(st.integers(1, 3000), min_size=2, max_size=40),
+    gaps=st.lists(st.integers(0, 2000), min_size=40, max_size=40),
+    chunk=st.integers(1, 4000),
+    hit=st.floats(0, 1),
+)
+def test_all_work_is_done_and_no_chunk_is_longer_than_asked(
+    prompts: list[int], gaps: list[int], chunk: int, hit: float
+) -> None:
+    arrivals = [sum(gaps[:number]) / 1e3 + number / 1e3 for number in range(len(prompts))]
+    load = Load(prompts, "here", arrivals_s=arrivals)
+    assumptions = Assumptions(prefix_hit_prefill=hit)
+    (_, mode) = simulate(A_TOKEN_A_MS, load, 1, 10.0, [chunk], assumptions)
+    work = sum(prompt - assumptions.cached_tokens(prompt) for prompt in prompts)
+    assert mode.stall_max_ms is not None
+    assert mode.stall_max_ms <= chunk + 1e-6
+    assert mode.busy * (arrivals[-1] - arrivals[0]) * 1e3 * len(prompts) / (len(prompts) - 1) >= work - 1e-6

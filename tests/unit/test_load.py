@@ -1,0 +1,136 @@
+"""The offered load: files of lengths and traces, what is drawn without them, and every wrong line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvxfer.cost.load import DRAWN, Load
+from kvxfer.cost.load_file import read_load
+from kvxfer.errors import UsageError
+
+MOONCAKE = [
+    {"timestamp": 0, "input_length": 6755, "output_length": 500, "hash_ids": [0, 1]},
+    {"timestamp": 3000, "input_length": 7322, "output_length": 490, "hash_ids": [0, 2]},
+    {"timestamp": 4000, "input_length": 100, "output_length": 0, "hash_ids": []},
+]
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:15:48.6805900,879,55
+"""
+
+
+def read(tmp_path: Path, text: str) -> Load:
+    path = tmp_path / "load"
+    path.write_text(text)
+    return read_load(str(path))
+
+
+def test_lengths_one_a_line(tmp_path: Path) -> None:
+    load = read(tmp_path, "512\n\n 8192 \n2048\n")
+    assert load.prompts == [512, 8192, 2048]
+    assert load.requests_per_s is None
+    assert load.mean_output is None
+    assert "3 lengths of" in load.source
+
+
+def test_a_trace_as_mooncakes(tmp_path: Path) -> None:
+    load = read(tmp_path, "\n".join(map(json.dumps, MOONCAKE)))
+    assert load.prompts == [6755, 7322, 100]
+    assert load.arrivals_s == [0, 3, 4]
+    assert load.requests_per_s == pytest.approx(0.5)
+    assert load.mean_output == 330
+    assert load.burstiness == pytest.approx(0.5)
+
+
+def test_a_trace_as_azures_in_csv_and_in_order_of_arrival(tmp_path: Path) -> None:
+    load = read(tmp_path, AZURE)
+    assert load.prompts == [374, 879, 396]
+    assert load.arrivals_s == pytest.approx([0, 2, 4.314579])
+    assert load.outputs == [44, 55, 109]
+
+
+def test_azures_names_in_json_lines(tmp_path: Path) -> None:
+    load = read(
+        tmp_path,
+        '{"TIMESTAMP": "2024-05-10 00:00:00.009930+00:00", "ContextTokens": 2162, "GeneratedTokens": 5}\n'
+        '{"TIMESTAMP": "2024-05-10T00:00:01.009930Z", "ContextTokens": 2399, "GeneratedTokens": 6}\n',
+    )
+    assert load.requests_per_s == pytest.approx(1)
+
+
+def test_a_trace_may_lack_times_and_answers(tmp_path: Path) -> None:
+    load = read(tmp_path, '{"input_length": 5}\n{"input_length": 6}\n')
+    assert (load.outputs, load.arrivals_s) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "is empty"),
+        ("\n \n", "is empty"),
+        ("512\nmany\n", "line 2: 'many' is no prompt length"),
+        ("512\n\n-1\n", "line 3: '-1' is no prompt length"),
+        ("512\n0\n", "line 2: '0' is no prompt length"),
+        ("512\n1e3\n", "line 2: '1e3'"),
+        ('{"input_length": 5}\n{"input_length": \n', "line 2: "),
+        ('{"input_length": 5}\n[5]\n', "line 2: '[5]' is no JSON object"),
+        ('{"output_length": 5}\n', "line 1: there is no input_length nor ContextTokens"),
+        ('{"input_length": 5.5}\n', "line 1: input_length is 5.5"),
+        ('{"input_length": -5}\n', "line 1: input_length is -5"),
+        ('{"input_length": true}\n', "line 1: input_length is True"),
+        ('{"input_length": 5, "output_length": -1}\n', "line 1: output_length is -1"),
+        ('{"input_length": 5, "timestamp": -1}\n', "line 1: timestamp is -1"),
+        ('{"input_length": 5, "timestamp": NaN}\n', "line 1: timestamp is nan"),
+        ('{"input_length": 5, "timestamp": "noon"}\n', "line 1: timestamp is 'noon'"),
+        ('{"input_length": 5, "timestamp": "2023-13-01 00:00:00"}\n', "line 1: timestamp is '2023-13-01"),
+        ('{"input_length": 5, "timestamp": 1}\n{"input_length": 5}\n', "line 2: it has no timestamp"),
+        ('{"input_length": 5}\n{"input_length": 5, "output_length": 1}\n', "line 2: it has a output length"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request follows the header"),
+        (AZURE + "2023-11-16 18:15:46,5\n", "line 5: '2023-11-16 18:15:46,5' has 2 fields, the header 3"),
+        (AZURE + "2023-11-16 18:15:46,x,5\n", "line 5: ContextTokens is 'x'"),
+    ],
+)
+def test_wrong_files_are_named_by_line(text: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        read(tmp_path, text)
+    assert told in str(error.value)
+    assert "give a prompt length on each line" in str(error.value)
+
+
+def test_percentiles_and_quantiles() -> None:
+    load = Load(list(range(100, 0, -1)), "here")
+    assert [load.percentile(percent) for percent in (0, 50, 90, 99, 100)] == [1, 50, 90, 99, 100]
+    assert load.quantiles(4) == [13, 38, 63, 88]
+    assert Load([7], "here").quantiles(3) == [7, 7, 7]
+
+
+def test_drawn_requests_are_the_same_each_time_and_come_at_the_rate() -> None:
+    load = Load([10, 20], "here", rate=4.0)
+    requests = load.requests()
+    assert requests == load.requests()
+    assert len(requests) == DRAWN
+    assert requests[-1][0] / 1e3 == pytest.approx(DRAWN / 4, rel=0.03)
+    assert sum(prompt for _, prompt in requests) / DRAWN == pytest.approx(15, rel=0.02)
+    assert load.requests(2)[-1][0] == pytest.approx(2 * requests[-1][0])
+
+
+def test_a_trace_is_dealt_in_turn_and_stretched_to_a_rate() -> None:
+    load = Load([1, 2, 3, 4], "here", arrivals_s=[0.0, 1.0, 2.0, 3.0])
+    assert load.requests() == [(0, 1), (1000, 2), (2000, 3), (3000, 4)]
+    assert load.requests(2) == [(0, 1), (2000, 3)]
+    assert Load(load.prompts, "", arrivals_s=load.arrivals_s, rate=2.0).requests() == [
+        (0, 1),
+        (500, 2),
+        (1000, 3),
+        (1500, 4),
+    ]
+
+
+def test_requests_that_all_come_at_once_have_no_rate() -> None:
+    load = Load([1, 2], "here", arrivals_s=[0.0, 0.0])
+    assert load.requests_per_s is None
+    assert load.as_record()["arrivals"] is None

@@ -1,0 +1,116 @@
+"""The pools of a split, and what crosses between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvxfer.cost.assumptions import Assumptions
+from kvxfer.cost.load import Load
+from kvxfer.cost.pools import Cluster, make_cluster, pools_of
+from kvxfer.cost.prefill_source import PrefillRate
+from kvxfer.cost.split import line_rate_paths, measured_paths
+from kvxfer.errors import UsageError
+
+A_TOKEN_A_MS = PrefillRate(1000)
+NONE_CACHED = Assumptions()
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "total", "expected"),
+    [
+        (4, 8, None, (4, 8, 12)),
+        (4, None, 12, (4, 8, 12)),
+        (None, 8, 12, (4, 8, 12)),
+        (4, 8, 12, (4, 8, 12)),
+        (None, None, 12, (None, None, 12)),
+        (4, None, None, (4, None, None)),
+    ],
+)
+def test_what_is_not_said_of_the_gpus_follows(prefill: Any, decode: Any, total: Any, expected: tuple[Any, ...]) -> None:
+    cluster = make_cluster(4, 4, prefill, decode, total)
+    assert (cluster.prefill, cluster.decode, cluster.total) == expected
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "total", "names"),
+    [(4, 4, 12, "fair comparison"), (8, None, 8, "--prefill-gpus"), (None, 9, 8, "--decode-gpus")],
+)
+def test_gpus_that_do_not_add_up(prefill: Any, decode: Any, total: Any, names: str) -> None:
+    with pytest.raises(UsageError, match=names):
+        make_cluster(4, 4, prefill, decode, total)
+
+
+def test_engines_and_clusters_that_are_too_small() -> None:
+    assert make_cluster(4, 2, 9, 6, None).prefill_instances == 2
+    assert make_cluster(4, 2, 9, 6, None).decode_instances == 3
+    assert make_cluster(4, 2, 9, 6, None).colocated_instances == 3
+    assert Cluster(4, 4).colocated_instances == 1
+    assert not Cluster(4, 4).too_small
+    assert make_cluster(4, 4, None, None, 7).too_small
+    assert make_cluster(4, 4, 3, 5, None).too_small
+    assert not make_cluster(4, 4, 4, 4, None).too_small
+
+
+def test_how_busy_the_pools_are_by_hand() -> None:
+    """Prompts of 100 and 300 ms, 4 a second on two engines: each 2 · 0.2 s a second; 4 · 50 · 0.03 sequences."""
+    load = Load([100, 300], "here", outputs=[50], rate=4)
+    pools = pools_of(make_cluster(4, 4, 8, 12, None), load, A_TOKEN_A_MS, NONE_CACHED, 30)
+    assert pools.prefill_busy == pytest.approx(0.4)
+    assert pools.prefill_wait_ms == pytest.approx(0.002 * (100**2 + 300**2) / 2 / 2 / 0.6)
+    assert pools.concurrency == pytest.approx(6)
+    assert pools.decode_batch == pytest.approx(2)
+    assert pools.decode_busy == pytest.approx(0.8647, abs=1e-4)
+
+
+def test_a_pool_that_is_too_small_has_no_wait() -> None:
+    load = Load([1000], "here", rate=2)
+    pools = pools_of(make_cluster(4, 4, 4, 4, None), load, A_TOKEN_A_MS, NONE_CACHED, None)
+    assert pools.prefill_busy == pytest.approx(2)
+    assert (pools.prefill_wait_ms, pools.concurrency, pools.decode_batch, pools.decode_busy) == (None,) * 4
+
+
+def paths_of(load: Load, assumptions: Assumptions, instances: int | None = 1) -> list[Any]:
+    return line_rate_paths("bf16", lambda tokens: tokens * 125_000, load, A_TOKEN_A_MS, assumptions, instances)
+
+
+def test_line_rates_by_hand() -> None:
+    """1 Mbit a token: 1 ms at 1 Gb/s."""
+    load = Load([100, 300], "here", rate=2)
+    slow, fast = paths_of(load, Assumptions(link_gbit=(1.0, 4.0)))
+    assert (slow.percent, slow.median_ms, slow.p99_ms) == pytest.approx((100, 100, 300))
+    assert slow.busy == pytest.approx(0.4)
+    assert fast.percent == pytest.approx(25)
+    assert paths_of(load, Assumptions(link_gbit=(1.0,)), instances=2)[0].busy == pytest.approx(0.2)
+
+
+def test_what_is_fixed_is_in_every_transfer() -> None:
+    (path,) = paths_of(Load([100], "here"), Assumptions(link_gbit=(1.0,), fixed_ms=50))
+    assert path.percent == pytest.approx(150)
+    assert path.busy is None
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    fields = {"backend": "tcp", "op": "push", "scope": "network", "transfer_ms": 8.0, "percent": 20.0, "cold_ms": 100.0}
+    return fields | changes
+
+
+def row(tokens: int, *entries: dict[str, Any], basis: str = "full") -> dict[str, Any]:
+    return {"dtype": "bf16", "basis": basis, "tokens": tokens, "bytes": tokens * 125_000, "measured": list(entries)}
+
+
+def test_what_was_measured_between_two_hosts_is_a_path() -> None:
+    rows = [row(1000, entry(op="push")), row(8, entry()), row(1000, entry(), basis="seed")]
+    (path,) = measured_paths("bf16", rows, "full", Load([500], "here", rate=10), 1)
+    assert (path.measured, path.percent, path.setup_ms, path.exposed_ms) == (True, 20, 92, None)
+    assert path.gbit == pytest.approx(125)
+    assert path.busy == pytest.approx(0.04)
+    assert "measured at 1,000 tokens" in path.path
+
+
+@pytest.mark.parametrize(
+    "other", [{"scope": "loopback"}, {"scope": "host"}, {"backend": "null"}, {"transfer_ms": None}]
+)
+def test_what_says_nothing_about_a_link_is_no_path(other: dict[str, Any]) -> None:
+    assert measured_paths("bf16", [row(1000, entry(**other))], "full", Load([500], "here"), 1) == []

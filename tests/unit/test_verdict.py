@@ -1,0 +1,225 @@
+"""The seven rules: each alone, their order, and what an answer rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvxfer.cache.layout import Ranks
+from kvxfer.cost.colocated import Mode
+from kvxfer.cost.load import Load
+from kvxfer.cost.pools import Cluster, Pools
+from kvxfer.cost.split import PathCost
+from kvxfer.cost.verdict import RULES, decide
+from kvxfer.cost.verdict_rules import (
+    LINE_RATE,
+    PREFILL,
+    Finding,
+    Situation,
+    fast_links,
+    offline_batch,
+    parallelism_differs,
+    short_prompts,
+    slow_links,
+    small_cluster,
+    strict_itl,
+)
+from kvxfer.model.dtypes import BF16, DTYPES, FP8_E4M3, PACKED
+
+CLUSTER = Cluster(4, 4, 8, 8, 16)
+POOLS = Pools(CLUSTER, prefill_busy=0.6, prefill_wait_ms=10, decode_batch=20, concurrency=40)
+
+
+def mode(chunk: int | None, itl_p99_ms: float | None, busy: float = 0.5) -> Mode:
+    return Mode(chunk, busy, 0.1, 1.0, 0.0, 0.0, itl_p99_ms)
+
+
+def path(gbit: float, percent: float, **changes: Any) -> PathCost:
+    cost = PathCost("bf16", f"{gbit:g} Gb/s line rate", False, gbit, percent, None, None, None, None, 0.1)
+    return replace(cost, **changes)
+
+
+CALM = Situation(
+    objective="latency",
+    itl_target_ms=100,
+    step_ms=30,
+    load=Load([8192], "here", outputs=[300], rate=1),
+    pools=POOLS,
+    modes=[mode(None, 750), mode(512, 80)],
+    ranks=(Ranks(4), Ranks(4)),
+    dtype=BF16,
+    path=path(150, 20),
+    assumed=frozenset(),
+)
+"""Everything is known, and no rule holds."""
+
+
+def changed(**changes: Any) -> Situation:
+    return replace(CALM, **changes)
+
+
+def pools(**changes: Any) -> Pools:
+    return replace(POOLS, **changes)
+
+
+def test_no_rule_holds() -> None:
+    decision = decide(CALM)
+    assert (decision.answer, decision.by, decision.provisional, decision.needs) == (
+        "no ground to split",
+        None,
+        False,
+        [],
+    )
+    assert [finding.holds for finding in decision.findings] == [False] * 7
+
+
+HOLDS: dict[str, dict[str, Any]] = {
+    "offline batch": {"objective": "throughput"},
+    "short prompts": {"load": Load([100], "here", outputs=[3], rate=1), "pools": pools(concurrency=7.9)},
+    "small cluster": {"pools": pools(prefill_busy=0.29, decode_batch=7.9)},
+    "slow links": {"path": path(100, 30)},
+    "strict ITL": {"itl_target_ms": 79},
+    "parallelism": {"ranks": (Ranks(8), Ranks(4))},
+    "fast links": {"path": path(200, 15)},
+}
+
+
+@pytest.mark.parametrize("name", HOLDS)
+def test_each_rule_alone_decides(name: str) -> None:
+    decision = decide(changed(**HOLDS[name]))
+    (rule,) = (rule for rule in RULES if rule.name == name)
+    assert (decision.answer, decision.by, decision.provisional) == (rule.verdict, name, False)
+    assert sum(finding.holds is True for finding in decision.findings) == 1
+
+
+def test_the_order_and_the_answers() -> None:
+    """With all of them at once, and then without the first, and so on; what excludes another is left out."""
+    assert [rule.name for rule in RULES] == list(HOLDS)
+    skips, rest = [rule.verdict for rule in RULES[:3]], [rule.verdict for rule in RULES[3:]]
+    assert all(verdict.startswith("skip: ") for verdict in skips)
+    assert rest == ["compute the ratio first", "strong candidate", "strong candidate", "favourable on arithmetic"]
+    together = HOLDS["offline batch"] | HOLDS["small cluster"] | HOLDS["slow links"] | HOLDS["strict ITL"]
+    for name in ("offline batch", "small cluster", "slow links", "strict ITL"):
+        assert decide(changed(**together)).by == name
+        together = {key: value for key, value in together.items() if key not in HOLDS[name]}
+
+
+def test_an_open_rule_before_makes_an_answer_provisional() -> None:
+    decision = decide(changed(objective=None, itl_target_ms=79))
+    assert (decision.answer, decision.provisional) == ("strong candidate", True)
+    assert decision.needs == ["--objective latency|throughput"]
+
+
+def test_an_open_rule_after_the_answer_does_not() -> None:
+    decision = decide(changed(ranks=None, objective="throughput"))
+    assert not decision.provisional
+    assert decision.needs == []
+
+
+def test_nothing_holds_and_something_is_open() -> None:
+    decision = decide(changed(ranks=None))
+    assert (decision.answer, decision.provisional) == ("undetermined", True)
+    assert "--tp-prefill" in decision.needs[0]
+
+
+def test_an_answer_on_an_assumption_says_what_settles_it() -> None:
+    decision = decide(changed(assumed=frozenset({PREFILL}), path=path(200, 15)))
+    assert any("--prefill-csv" in settled for settled in decision.settled_by)
+    assert any("kvxfer bench --peer" in settled for settled in decision.settled_by)
+    measured = decide(changed(path=path(200, 15, measured=True)))
+    assert (measured.by, measured.settled_by) == ("fast links", [])
+    assert decide(changed(assumed=frozenset({PREFILL}), objective="throughput")).settled_by == []
+
+
+def found(finding: Finding, needs: Sequence[str] = ()) -> bool | None:
+    assert finding.why
+    assert list(finding.needs) == list(needs)
+    return finding.holds
+
+
+def test_offline_batch() -> None:
+    assert found(offline_batch(changed(objective="throughput"))) is True
+    assert found(offline_batch(CALM)) is False
+    assert found(offline_batch(changed(objective=None)), ["--objective latency|throughput"]) is None
+
+
+def test_short_prompts() -> None:
+    short = Load([1024] * 9 + [100_000], "here")
+    few, many, unknown = pools(concurrency=7.9), pools(concurrency=8), pools(concurrency=None)
+    assert found(short_prompts(changed(load=short, pools=few))) is True
+    assert found(short_prompts(changed(load=short, pools=many))) is False
+    needs = ["--rate", "--output-tokens", "--decode-step-ms"]
+    assert found(short_prompts(changed(load=short, pools=unknown, step_ms=None)), needs) is None
+    # of long prompts nothing else is asked
+    assert found(short_prompts(changed(load=Load([1025], "here"), pools=unknown, step_ms=None))) is False
+
+
+def test_small_cluster() -> None:
+    assert found(small_cluster(changed(pools=pools(cluster=Cluster(4, 4, total=7))))) is True
+    assert found(small_cluster(changed(pools=pools(prefill_busy=0.29, decode_batch=8)))) is False
+    assert found(small_cluster(changed(pools=pools(prefill_busy=0.3, decode_batch=1)))) is False
+    # either pool that is busy enough is an answer
+    assert found(small_cluster(changed(pools=pools(prefill_busy=0.3, decode_batch=None)))) is False
+    assert found(small_cluster(changed(pools=pools(prefill_busy=None, decode_batch=8)))) is False
+    open_one = pools(cluster=Cluster(4, 4), prefill_busy=None, decode_batch=None)
+    assert found(small_cluster(changed(pools=open_one)), ["--prefill-gpus", "--decode-gpus"]) is None
+
+
+@pytest.mark.parametrize(
+    ("gbit", "percent", "holds"), [(100, 30, True), (100, 15, False), (101, 30, False), (25, 99, True)]
+)
+def test_slow_links(gbit: float, percent: float, holds: bool) -> None:
+    assert found(slow_links(changed(path=path(gbit, percent)))) is holds
+    assert found(slow_links(changed(path=path(gbit, percent, measured=True)))) is holds
+    assert found(slow_links(changed(path=path(gbit, percent), dtype=FP8_E4M3))) is False
+
+
+def test_every_cache_in_one_byte_counts_as_fp8() -> None:
+    for dtype in (*DTYPES.values(), *PACKED.values()):
+        holds = slow_links(changed(path=path(100, 30), dtype=dtype)).holds
+        assert holds is ("fp8" not in dtype.name and "fp4" not in dtype.name)
+
+
+def test_strict_itl() -> None:
+    assert found(strict_itl(changed(itl_target_ms=79))) is True
+    assert found(strict_itl(changed(itl_target_ms=80))) is False
+    assert "512" in strict_itl(CALM).why
+    # chunks that meet the target do not help where prefill cannot keep up with them
+    assert found(strict_itl(changed(modes=[mode(None, 750), mode(512, 80, busy=1.0)]))) is True
+    assert found(strict_itl(changed(modes=[mode(None, None, busy=1.2)]))) is True
+    assert "cannot meet it" in strict_itl(changed(itl_target_ms=29)).why
+    assert found(strict_itl(changed(itl_target_ms=29))) is False
+    nothing = changed(itl_target_ms=None, step_ms=None, load=Load([1], "here"), modes=[])
+    assert found(strict_itl(nothing), ["--itl-target-ms", "--decode-step-ms", "--rate"]) is None
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "holds"),
+    [((4, 1), (4, 1), False), ((8, 1), (4, 1), True), ((4, 1), (4, 2), True), ((4, 1), (6, 1), False)],
+)
+def test_parallelism(prefill: tuple[int, int], decode: tuple[int, int], holds: bool) -> None:
+    assert found(parallelism_differs(changed(ranks=(Ranks(*prefill), Ranks(*decode))))) is holds
+
+
+def test_fast_links() -> None:
+    assert found(fast_links(changed(path=path(200, 29.9)))) is True
+    assert found(fast_links(changed(path=path(200, 30)))) is False
+    assert found(fast_links(changed(path=path(199, 5)))) is False
+    assert found(fast_links(changed(path=path(400, 5, busy=1.0)))) is False
+    # what was measured speaks for itself, whatever the rate
+    assert found(fast_links(changed(path=path(120, 15, measured=True)))) is True
+    assert found(fast_links(changed(path=path(300, 16, measured=True)))) is False
+
+
+def test_without_a_prefill_no_path_can_be_judged() -> None:
+    for rule in (slow_links, fast_links):
+        assert found(rule(changed(path=None)), ["--params and --params-active"]) is None
+
+
+def test_findings_tell_what_they_rest_on() -> None:
+    situation = changed(assumed=frozenset({PREFILL}), path=path(200, 15))
+    assert fast_links(situation).rests_on == (LINE_RATE, PREFILL)
+    assert fast_links(changed(path=path(200, 15, measured=True))).rests_on == ()
