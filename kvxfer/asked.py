@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from kvxfer.cache.given import given_kinds, given_notice
-from kvxfer.cache.layout import LARGEST_RANKS, Order, Ranks, Side
+from kvxfer.cache.layout import LARGEST_RANKS, Order, Ranks, Side, rank_pairs
 from kvxfer.cache.spec import CacheSpec
+from kvxfer.cache.wire import Wire, on_the_wire
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import DTYPES, PACKED, DType, resolve_dtype
 from kvxfer.model.presets import load_model
-from kvxfer.model.shape import ModelShape
+from kvxfer.model.shape import ModelShape, blocks_of
 from kvxfer.options import parse_choice, parse_count, parse_float, parse_int, parse_int_list, split_list
 from kvxfer.topology.links import parse_links
 
@@ -84,23 +85,27 @@ class Options:
 
 
 def takes_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Let typer see the fields of Options in place of the command's parameter `options`."""
-    types, shared = get_type_hints(command, include_extras=True), get_type_hints(Options, include_extras=True)
+    """Let typer see the fields in place of each of the command's parameters that is a dataclass of options."""
+    types = get_type_hints(command, include_extras=True)
+    groups = {name: kind for name, kind in types.items() if isinstance(kind, type) and is_dataclass(kind)}
     parameters = []
     for name, own in inspect.signature(command).parameters.items():
-        if name != "options":
+        if name not in groups:
             parameters.append(own.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=types[name]))
             continue
-        for each in fields(Options):
+        hints = get_type_hints(groups[name], include_extras=True)
+        for each in fields(groups[name]):
             parameters.append(
                 inspect.Parameter(
-                    each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=shared[each.name]
+                    each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name]
                 )
             )
 
     def with_options(**given: Any) -> Any:
-        options = Options(**{each.name: given.pop(each.name) for each in fields(Options)})
-        return command(options=options, **given)
+        gathered = {
+            name: kind(**{each.name: given.pop(each.name) for each in fields(kind)}) for name, kind in groups.items()
+        }
+        return command(**gathered, **given)
 
     with_options.__doc__ = command.__doc__
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -127,6 +132,23 @@ class Asked:
         given = self.assumptions.kv_bytes_per_token
         kinds = () if given is None else given_kinds(self.shape, given, regions_per_layer, self.prefill, self.decode)
         return CacheSpec(self.shape, dtype, self.block_size, regions_per_layer, order, kinds)
+
+    def wire(self, dtype: DType) -> Callable[[int], Wire] | None:
+        """What moves between the ranks for a prompt of a length; None when each side has one rank.
+
+        Raises UsageError for what bench would refuse too.
+        """
+        spec = self.spec(dtype)
+        if not self.assumptions.parallel:
+            return None
+        pairs = rank_pairs(spec.regions(self.prefill), spec.regions(self.decode), spec.order)
+
+        def of_prompt(tokens: int) -> Wire:
+            held = self.assumptions.held_blocks(tokens, self.block_size)
+            missing = blocks_of(tokens, self.block_size) > held
+            return on_the_wire(pairs, spec.blocks(tokens, held)) if missing else Wire({}, 0)
+
+        return of_prompt
 
     @property
     def notices(self) -> list[str]:

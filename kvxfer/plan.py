@@ -1,4 +1,4 @@
-"""`kvxfer plan`: what moving a prompt's KV cache costs beside its prefill, from assumptions or measured times.
+"""`kvxfer plan`: whether to split prefill from decode; what the cache's transfer costs beside prefill, and the verdict.
 
 Answers at once: nothing heavy may be imported here.
 """
@@ -15,18 +15,20 @@ import typer
 
 from kvxfer import __version__, cli
 from kvxfer.asked import Asked, Options, read, takes_options
-from kvxfer.cache.layout import rank_pairs
-from kvxfer.cache.wire import Wire, on_the_wire
+from kvxfer.cache.wire import Wire
 from kvxfer.cost.measured import Measured, matching, measured_rows
-from kvxfer.cost.ratio import ratio_notices, ratio_rows
+from kvxfer.cost.prefill_source import GIVEN
+from kvxfer.cost.ratio import line_rate_ms, ratio_notices, ratio_rows
+from kvxfer.decision import plan_record, service_of, verdict_record
+from kvxfer.load_options import LoadOptions, Offered, read_load_options
 from kvxfer.model.dtypes import DType
 from kvxfer.model.record import model_record
-from kvxfer.model.shape import blocks_of
-from kvxfer.result.file import SCHEMA_VERSION, read_result, write_result
+from kvxfer.result.file import ONE_HOST_SCOPES, SCHEMA_VERSION, read_result, write_result
 
-NO_VERDICT = "no verdict: this version computes the ratio and leaves the decision to the reader"
-ONE_HOST_SCOPES = ("loopback", "host")
-ONE_HOST = "the measured times are from one host ({}): they say nothing about the links, and no verdict follows"
+ONE_HOST = (
+    "the measured times are from one host ({}): they say nothing about the links, and no verdict follows; measure "
+    "between two hosts (kvxfer bench --peer), or leave --measured out for a verdict from line rates"
+)
 LINE_RATES = "line rates are upper bounds without protocol or set-up cost; kvxfer bench measures what a path takes"
 
 
@@ -38,21 +40,26 @@ class Request(Asked):
     """What the user asked for, checked; with the rows of a measured result to set beside."""
 
     measured: list[Measured]
+    offered: Offered
 
 
 @takes_options
 def command(
     context: typer.Context,
     options: Options,
+    load: LoadOptions,
     measured: Annotated[str | None, typer.Option(metavar="FILE", help="a result of kvxfer bench, set beside")] = None,
     json: Annotated[
         str | None, typer.Option(metavar="FILE", help="write the figures there (-: to stdout, alone)")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="print no tables")] = False,
 ) -> None:
-    """Set the transfer of a KV cache against its prefill, at line rates and as measured."""
-    asked = read(options)
-    request = Request(**vars(asked), measured=[] if measured is None else _read_measured(measured))
+    """Set the transfer of a KV cache against its prefill, and say whether to split prefill from decode."""
+    source = context.get_parameter_source("tokens")
+    tokens_given = source is not None and source.name != "DEFAULT"
+    asked, offered = read_load_options(load, options, read(options), tokens_given)
+    rows = [] if measured is None else _read_measured(measured)
+    request = Request(**vars(asked), measured=rows, offered=offered)
     document = plan_document(request, context.obj, wants_measured=measured is not None)
     if json is not None:
         write_result(json, document)
@@ -70,8 +77,19 @@ def plan_document(request: Request, words: Sequence[str], wants_measured: bool =
     rows = [
         row
         for dtype, between in wires.items()
-        for row in ratio_rows(shape, dtype, request.tokens, request.block_size, assumptions, request.measured, between)
+        for row in ratio_rows(
+            shape,
+            dtype,
+            request.tokens,
+            request.block_size,
+            assumptions,
+            request.measured,
+            between,
+            request.offered.given,
+        )
     ]
+    service = service_of(request, request.offered, rows)
+    one_host = _one_host(request)
     return {
         "schema_version": SCHEMA_VERSION,
         "kvxfer_version": __version__,
@@ -83,23 +101,16 @@ def plan_document(request: Request, words: Sequence[str], wants_measured: bool =
             for dtype in request.dtypes
         ],
         "ratio": rows,
-        "verdict": None,
+        "plan": plan_record(service),
+        "verdict": None if one_host else verdict_record(service),
         "notices": _notices(request, rows, wires if wants_measured else {}),
     }
 
 
 def _wires(request: Request, dtype: DType) -> Wires:
     """What moves between the ranks by prompt length; None when each side has one. Nothing where decode holds all."""
-    spec = request.spec(dtype)  # which refuses what bench would
-    if not request.assumptions.parallel:
-        return None
-    pairs = rank_pairs(spec.regions(request.prefill), spec.regions(request.decode), spec.order)
-    wires = {}
-    for count in request.tokens:
-        held = request.assumptions.held_blocks(count, request.block_size)
-        missing = blocks_of(count, request.block_size) > held
-        wires[count] = on_the_wire(pairs, spec.blocks(count, held)) if missing else Wire({}, 0)
-    return wires
+    wire = request.wire(dtype)
+    return None if wire is None else {count: wire(count) for count in request.tokens}
 
 
 def _read_measured(path: str) -> list[Measured]:
@@ -110,13 +121,45 @@ def _read_measured(path: str) -> list[Measured]:
 def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DType, Wires]) -> list[str]:
     """`wanted` are the dtypes that measured times are wanted of, with what moves between the ranks."""
     notices = [*request.notices, *ratio_notices(request.shape, request.assumptions), LINE_RATES]
-    notices += _pieces(request, rows)
+    notices += [*_fixed(request), *_pieces(request, rows), *_as_flops(request, rows)]
     for dtype, wires in wanted.items():
         notices += _missing(request, dtype, wires)
-    scopes = dict.fromkeys(entry["scope"] for row in rows for entry in row["measured"])
-    if one_host := [scope for scope in scopes if scope in ONE_HOST_SCOPES]:
+    if one_host := _one_host(request):
         notices.append(ONE_HOST.format(", ".join(one_host)))
-    return [*notices, NO_VERDICT]
+    return notices
+
+
+def _one_host(request: Request) -> list[str]:
+    """The scopes of measured times that say nothing about a link."""
+    return [scope for scope in ONE_HOST_SCOPES if any(row.scope == scope for row in request.measured)]
+
+
+def _fixed(request: Request) -> list[str]:
+    """A sentence about what a transfer costs beside its bytes, and up to which length that is most of it."""
+    assumptions = request.assumptions
+    if not assumptions.fixed_ms:
+        what = "a routing hop, allocation at decode, posting"
+        return [
+            f"costs of a request beside its bytes ({what}) are in no line rate: they dominate short prompts; --fixed-ms"
+        ]
+    dtype, best = request.dtypes[0], max(assumptions.link_gbit)
+    per_token = assumptions.kv_bytes_per_token or request.shape.kv_bytes_per_token(dtype)
+    equal = assumptions.fixed_ms / line_rate_ms(per_token, best) if per_token else 0
+    told = f"the fixed {assumptions.fixed_ms:g} ms of a transfer are more than its bytes take"
+    return [f"{told} up to {equal:,.0f} tokens of {dtype.name} at {best:g} Gb/s"]
+
+
+def _as_flops(request: Request, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A sentence that sets what was measured of prefill beside what the GPUs are assumed to sustain."""
+    by_basis = {row["basis"]: row for row in rows}  # the longest prompt's
+    if GIVEN not in by_basis or "full" not in by_basis:
+        return []
+    gpus, assumed = request.assumptions.gpus, request.assumptions.eff_tflops
+    sustained = assumed * by_basis["full"]["prefill_ms"] / by_basis[GIVEN]["prefill_ms"]
+    tokens = by_basis[GIVEN]["tokens"]
+    return [
+        f"the given prefill of {tokens:,} tokens is {sustained:,.3g} TFLOP/s on each of {gpus} GPUs, beside {assumed:g}"
+    ]
 
 
 def _pieces(request: Request, rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -141,12 +184,15 @@ def _missing(request: Request, dtype: DType, wires: Wires) -> list[str]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    from kvxfer.result.printing import make_console, print_notices  # here, so that --help does not wait for them
+    from kvxfer.result.plan_tables import render_plan, render_verdict  # here, so that --help does not wait for them
+    from kvxfer.result.printing import make_console, print_notices
     from kvxfer.result.ratio_table import render_ratio
 
     console = make_console()
     render_ratio(document["ratio"], document["assumptions"], console)
+    render_plan(document["plan"], console)
     print_notices(document["notices"], console)
+    render_verdict(document["verdict"], console)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -34,7 +34,7 @@ IN_TURN = (
 )
 ONE_MACHINE = "both sides ran on one machine, in different network namespaces: they share its CPUs and memory"
 NULL = "backend null moves nothing: its times are what the harness itself costs, and nothing was verified"
-NO_VERDICT = "no verdict: this version computes the ratio and leaves the decision to the reader"
+NO_VERDICT = "no verdict: that takes the load and the pools, which kvxfer plan --measured asks for"
 
 
 @dataclass(frozen=True)

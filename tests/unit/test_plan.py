@@ -32,7 +32,7 @@ def test_tables_say_what_is_assumed(capsys: pytest.CaptureFixture[str]) -> None:
         "Assumed, not measured: 4 GPUs",
         "400 TFLOP/s",
         "70e9 parameters (--params)",
-        "no verdict",
+        "Verdict:",
         "seed",
         "full",
     ):
@@ -44,7 +44,7 @@ def test_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["models"][0]["name"] == "llama-3.1-8b"
     assert [row["tokens"] for row in document["ratio"]] == [512, 512, 2048, 2048, 8192, 8192]
     assert document["assumptions"]["link_gbit"] == [100, 200, 400]
-    assert document["verdict"] is None
+    assert document["verdict"]["cases"]
 
 
 def test_document_has_the_fields_of_a_result(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,8 +104,11 @@ def test_measured_times_are_beside_and_what_is_missing_is_said(
     assert scopes == {"loopback"}
     assert any("not measured" in notice and "2,048 tokens" in notice for notice in document["notices"])
     assert any("loopback" in notice and "no verdict" in notice for notice in document["notices"])
+    assert document["verdict"] is None
     assert plan.main(argv) == 0
-    assert "MEASURED" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "MEASURED" in out
+    assert "Verdict" not in out
 
 
 def test_a_row_through_memory_is_no_loopback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +120,7 @@ def test_a_row_through_memory_is_no_loopback(tmp_path: Path, capsys: pytest.Capt
     document = planned(capsys, "--model", "70b", "--measured", str(path))
     assert {entry["scope"] for row in document["ratio"] for entry in row["measured"]} == {"host"}
     assert any("one host (host)" in notice and "no verdict" in notice for notice in document["notices"])
+    assert document["verdict"] is None
 
 
 def test_measured_in_other_blocks_does_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

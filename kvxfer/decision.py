@@ -1,0 +1,207 @@
+"""What a plan says beyond the ratio: colocated prefill, the cost of the split, the pools, and the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvxfer.asked import Asked
+from kvxfer.cost.colocated import Mode, simulate, stall_rows
+from kvxfer.cost.pools import Pools, pools_of, pools_record
+from kvxfer.cost.prefill_source import GIVEN, PrefillSource, prefill_sources
+from kvxfer.cost.split import PathCost, line_rate_paths, measured_paths
+from kvxfer.cost.verdict import Decision, decide
+from kvxfer.cost.verdict_rules import ARRIVALS, ENGINES, LENGTHS, PREFILL, Situation
+from kvxfer.load_options import Offered
+from kvxfer.model.dtypes import DType
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Service:
+    """One service under one load, before and after a split; `source` is the prefill that decides, None if unknown."""
+
+    asked: Asked
+    offered: Offered
+    sources: Sequence[PrefillSource]
+    pools: Pools
+    modes: Sequence[Mode]
+    paths: Mapping[str, Sequence[PathCost]]
+
+    @property
+    def source(self) -> PrefillSource | None:
+        return deciding(self.sources)
+
+
+def deciding(sources: Sequence[PrefillSource]) -> PrefillSource | None:
+    """What was measured, else `full`, else `seed`."""
+    return sources[-1] if sources else None
+
+
+def service_of(asked: Asked, offered: Offered, ratio: Sequence[Mapping[str, Any]]) -> Service:
+    """`ratio` are the plan's rows, with what was measured set beside."""
+    load, cluster, step_ms = offered.load, offered.cluster, offered.step_ms
+    sources = prefill_sources(asked.shape, asked.assumptions, offered.given)
+    source = deciding(sources)
+    modes: list[Mode] = []
+    if source is not None and step_ms is not None and load.requests_per_s is not None:
+        modes = simulate(source, load, cluster.colocated_instances, step_ms, offered.chunks, asked.assumptions)
+    paths = (
+        {} if source is None else {dtype.name: _paths(asked, offered, source, dtype, ratio) for dtype in asked.dtypes}
+    )
+    pools = pools_of(cluster, load, source, asked.assumptions, step_ms)
+    return Service(asked, offered, sources, pools, modes, paths)
+
+
+def plan_record(service: Service) -> Record:
+    """The result file's `plan`."""
+    asked, offered, source = service.asked, service.offered, service.source
+    return {
+        "load": offered.load.as_record(),
+        "wanted": {
+            "objective": offered.objective,
+            "itl_target_ms": offered.itl_target_ms,
+            "decode_step_ms": offered.step_ms,
+        },
+        "prefill_source": None if source is None else source.named(),
+        "stalls": stall_rows(service.sources, asked.tokens, offered.chunks, asked.assumptions),
+        "colocated": {
+            "instances": offered.cluster.colocated_instances,
+            "basis": None if source is None else source.basis,
+            "modes": [mode.as_record() for mode in service.modes],
+        },
+        "split": [path.as_record() for paths in service.paths.values() for path in paths],
+        "pools": pools_record(service.pools) | {"cache": [_cache(service, dtype) for dtype in asked.dtypes]},
+    }
+
+
+def verdict_record(service: Service) -> Record:
+    """The result file's `verdict`: one case for each dtype and path, and one answer for those that agree."""
+    cases = []
+    for dtype in service.asked.dtypes:
+        for path in service.paths.get(dtype.name, [None]):
+            decision = decide(_situation(service, dtype, path))
+            label = {"dtype": dtype.name, "path": None if path is None else path.path}
+            cases.append((label, decision))
+    return {
+        "answer": _answer(cases, several_dtypes=len(service.asked.dtypes) > 1),
+        "reasons": _reasons(cases) + _warnings(service),
+        "cases": [label | decision.as_record() for label, decision in cases],
+    }
+
+
+def _paths(
+    asked: Asked, offered: Offered, source: PrefillSource, dtype: DType, ratio: Sequence[Mapping[str, Any]]
+) -> list[PathCost]:
+    """What was measured between two hosts, else the line rates."""
+    instances = offered.cluster.prefill_instances
+    measured = measured_paths(dtype.name, ratio, source.basis, offered.load, instances)
+    if measured:
+        return measured
+    sizes = _on_a_link(asked, dtype)
+    return line_rate_paths(dtype.name, sizes, offered.load, source, asked.assumptions, instances)
+
+
+def _on_a_link(asked: Asked, dtype: DType) -> Callable[[int], int]:
+    """Bytes of a prompt on one link."""
+    wire, assumptions = asked.wire(dtype), asked.assumptions
+    if wire is None:
+        return lambda tokens: assumptions.moved_bytes(asked.shape, tokens, asked.block_size, dtype)
+    if assumptions.links_shared:
+        return lambda tokens: wire(tokens).bytes
+    return lambda tokens: wire(tokens).busiest_rank_bytes
+
+
+def _situation(service: Service, dtype: DType, path: PathCost | None) -> Situation:
+    offered, source = service.offered, service.source
+    assumed = set()
+    if source is not None and source.basis != GIVEN:
+        assumed.add(PREFILL)
+    if not offered.from_file:
+        assumed.add(LENGTHS)
+    if offered.load.traced_rate is None:
+        assumed.add(ARRIVALS)
+    if offered.cluster.total is None:
+        assumed.add(ENGINES)
+    return Situation(
+        objective=offered.objective,
+        itl_target_ms=offered.itl_target_ms,
+        step_ms=offered.step_ms,
+        load=offered.load,
+        pools=service.pools,
+        modes=service.modes,
+        ranks=offered.ranks,
+        dtype=dtype,
+        path=path,
+        assumed=frozenset(assumed),
+    )
+
+
+def _cache(service: Service, dtype: DType) -> Record:
+    """The memory that the decode pool's sequences take, on average over their life, and has."""
+    asked, offered, pools = service.asked, service.offered, service.pools
+    cluster, output = offered.cluster, offered.load.mean_output
+    tokens = math.ceil(offered.load.mean_prompt + (output or 0) / 2)
+    if (given := asked.assumptions.kv_bytes_per_token) is not None:
+        size = tokens * given
+    else:
+        tp, once = asked.decode.tp, asked.shape.kv_bytes_per_token(dtype)
+        copies = asked.shape.rank_bytes_per_token(dtype, tp) * tp / once if once else 1.0
+        size = round(asked.shape.request_bytes(tokens, asked.block_size, dtype) * copies)
+    available = None
+    if offered.kv_memory_gb is not None and cluster.decode_instances:
+        available = round(offered.kv_memory_gb * 1e9 * cluster.decode_instances * cluster.decode_instance)
+    return {
+        "dtype": dtype.name,
+        "bytes_per_sequence": size,
+        "needed_bytes": None if pools.concurrency is None else round(pools.concurrency * size),
+        "available_bytes": available,
+    }
+
+
+Case = tuple[Mapping[str, str | None], Decision]
+
+
+def _answer(cases: Sequence[Case], several_dtypes: bool) -> str:
+    """One answer, or each with the dtypes and paths it is of."""
+    by_answer: dict[str, list[str]] = {}
+    for label, decision in cases:
+        where = str(label["path"] or "any path")
+        told = decision.answer + " (provisional)" * (decision.provisional and decision.by is not None)
+        by_answer.setdefault(told, []).append(f"{label['dtype']}, {where}" if several_dtypes else where)
+    if len(by_answer) == 1:
+        return next(iter(by_answer))
+    return "; ".join(f"{answer}: {', '.join(where)}" for answer, where in by_answer.items())
+
+
+def _reasons(cases: Sequence[Case]) -> list[str]:
+    reasons = []
+    for _, decision in cases:
+        if decision.by is not None:
+            finding = next(one for one in decision.as_record()["rules"] if one["rule"] == decision.by)
+            reasons.append(f"{decision.by}: {finding['why']}")
+    needs = [need for _, decision in cases for need in decision.needs]
+    if needs:
+        reasons.append(f"not known, and could change it: {'; '.join(dict.fromkeys(needs))}")
+    reasons += [settled for _, decision in cases for settled in decision.settled_by]
+    return list(dict.fromkeys(reasons))
+
+
+def _warnings(service: Service) -> list[str]:
+    """What a split would run into whatever the rules say."""
+    warnings, pools = [], service.pools
+    if pools.prefill_busy is not None and pools.prefill_busy >= 1:
+        warnings.append(f"the prefill pool is too small: the load takes {pools.prefill_busy:.0%} of its time")
+    for path in (path for paths in service.paths.values() for path in paths):
+        if path.busy is not None and path.busy >= 1:
+            warnings.append(f"{path.dtype} over {path.path}: the load takes {path.busy:.0%} of what it can carry")
+    for dtype in service.asked.dtypes:
+        cache = _cache(service, dtype)
+        needed, available = cache["needed_bytes"], cache["available_bytes"]
+        if needed is not None and available is not None and needed > available:
+            told = f"{needed / 1e9:,.3g} GB of {dtype.name} cache, and has {available / 1e9:,.3g}"
+            warnings.append(f"the decode pool is too small: its sequences take {told}")
+    return warnings

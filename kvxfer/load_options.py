@@ -1,0 +1,158 @@
+"""The options that only plan has: the load, the GPUs of both pools, the target, how long prefill and decode take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+
+from kvxfer.asked import LARGEST_TOKENS, Asked, Options
+from kvxfer.cache.layout import Ranks
+from kvxfer.cost.load import Load
+from kvxfer.cost.load_file import read_load
+from kvxfer.cost.pools import Cluster, make_cluster
+from kvxfer.cost.prefill_file import read_prefill_times
+from kvxfer.cost.prefill_source import PrefillRate, PrefillSource
+from kvxfer.errors import UsageError
+from kvxfer.options import parse_choice, parse_float, parse_int, parse_int_list
+
+LARGEST_GPUS = 1_000_000
+LARGEST_MS = 1e9
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What the user typed, unread."""
+
+    lengths: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="prompt lengths, one a line, or a trace as Mooncake's or Azure's [--tokens]"),
+    ] = None
+    rate: Annotated[
+        str | None, typer.Option(metavar="X", help="requests per second that the service is offered [the trace's]")
+    ] = None
+    output_tokens: Annotated[
+        str | None, typer.Option(metavar="N", help="tokens that a request is answered with, mean [the trace's]")
+    ] = None
+    objective: Annotated[str | None, typer.Option(metavar="latency|throughput", help="what counts")] = None
+    itl_target_ms: Annotated[
+        str | None, typer.Option(metavar="X", help="target of the p99 time between two tokens")
+    ] = None
+    decode_step_ms: Annotated[
+        str | None, typer.Option(metavar="X", help="how long a decode step takes at your batch, without prefill")
+    ] = None
+    chunk: Annotated[
+        str, typer.Option(metavar="N,…", help="chunk sizes of colocated prefill to look at, in tokens")
+    ] = "2048,512"
+    total_gpus: Annotated[str | None, typer.Option(metavar="N", help="GPUs of both pools [their sum]")] = None
+    prefill_gpus: Annotated[
+        str | None, typer.Option(metavar="N", help="GPUs of the prefill pool; --gpus of them make an engine")
+    ] = None
+    decode_gpus: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="GPUs of the decode pool; decode's ranks, or as many as prefill's, an engine"),
+    ] = None
+    kv_memory_gb: Annotated[
+        str | None, typer.Option(metavar="X", help="memory for the cache on each GPU of decode, in GB")
+    ] = None
+    fixed_ms: Annotated[
+        str, typer.Option(metavar="X", help="assumed: what a transfer costs beside its bytes, in ms")
+    ] = "0"
+    prefill_tokens_per_s: Annotated[
+        str | None, typer.Option(metavar="X", help="measured by you: tokens that one engine prefills per second")
+    ] = None
+    prefill_csv: Annotated[
+        str | None, typer.Option(metavar="FILE", help="measured by you: lines of a prompt length and its prefill in ms")
+    ] = None
+    prefill_extrapolate: Annotated[
+        bool, typer.Option("--prefill-extrapolate", help="use --prefill-csv outside the lengths in it too")
+    ] = False
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What the user said of the service, checked; None where nothing was said.
+
+    from_file: the load is that of a file. ranks are the sides' ranks where the user named any. given is the prefill
+    that the user measured.
+    """
+
+    load: Load
+    from_file: bool
+    cluster: Cluster
+    objective: str | None
+    itl_target_ms: float | None
+    step_ms: float | None
+    chunks: Sequence[int]
+    kv_memory_gb: float | None
+    ranks: tuple[Ranks, Ranks] | None
+    given: PrefillSource | None
+
+
+def read_load_options(options: LoadOptions, shared: Options, asked: Asked, tokens_given: bool) -> tuple[Asked, Offered]:
+    """What was asked for with the prompt lengths of a file in place of the default ones, and what is offered.
+
+    Raises UsageError that names the option, or the line of a file, that is wrong.
+    """
+    load = _load(options, asked)
+    if options.lengths is not None and not tokens_given:
+        asked = replace(asked, tokens=list(dict.fromkeys(load.percentile(percent) for percent in (50, 90, 99))))
+    fixed_ms = parse_float(options.fixed_ms, "--fixed-ms", 0, LARGEST_MS)
+    asked = replace(asked, assumptions=replace(asked.assumptions, fixed_ms=fixed_ms))
+    named = (shared.tp_prefill, shared.tp_decode, shared.pp_prefill, shared.pp_decode)
+    objective = options.objective
+    return asked, Offered(
+        load=load,
+        from_file=options.lengths is not None,
+        cluster=_cluster(options, asked),
+        objective=None if objective is None else parse_choice(objective, "--objective", ["latency", "throughput"]),
+        itl_target_ms=_positive(options.itl_target_ms, "--itl-target-ms", LARGEST_MS),
+        step_ms=_positive(options.decode_step_ms, "--decode-step-ms", LARGEST_MS),
+        chunks=parse_int_list(options.chunk, "--chunk", high=LARGEST_TOKENS),
+        kv_memory_gb=_positive(options.kv_memory_gb, "--kv-memory-gb", 1e6),
+        ranks=None if all(text is None for text in named) else (asked.prefill, asked.decode),
+        given=_given(options),
+    )
+
+
+def _load(options: LoadOptions, asked: Asked) -> Load:
+    load = Load(asked.tokens, "the prompts of --tokens, equally often")
+    if options.lengths is not None:
+        load = read_load(options.lengths)
+    if options.output_tokens is not None:
+        tokens = parse_float(options.output_tokens, "--output-tokens", 0, LARGEST_TOKENS, above_low=True)
+        load = replace(load, outputs=[tokens])
+    return replace(load, rate=_positive(options.rate, "--rate", 1e9))
+
+
+def _cluster(options: LoadOptions, asked: Asked) -> Cluster:
+    def gpus(text: str | None, name: str) -> int | None:
+        return None if text is None else parse_int(text, name, high=LARGEST_GPUS)
+
+    engine = asked.assumptions.gpus
+    return make_cluster(
+        prefill_instance=engine,
+        decode_instance=asked.decode.count if asked.decode.count > 1 else engine,
+        prefill=gpus(options.prefill_gpus, "--prefill-gpus"),
+        decode=gpus(options.decode_gpus, "--decode-gpus"),
+        total=gpus(options.total_gpus, "--total-gpus"),
+    )
+
+
+def _given(options: LoadOptions) -> PrefillSource | None:
+    if options.prefill_csv is not None:
+        if options.prefill_tokens_per_s is not None:
+            raise UsageError("--prefill-csv and --prefill-tokens-per-s both say how long prefill takes; give one")
+        return read_prefill_times(options.prefill_csv, options.prefill_extrapolate)
+    if options.prefill_extrapolate:
+        raise UsageError(
+            "--prefill-extrapolate says how to read --prefill-csv, and there is none; give both or neither"
+        )
+    rate = _positive(options.prefill_tokens_per_s, "--prefill-tokens-per-s", 1e12)
+    return None if rate is None else PrefillRate(rate)
+
+
+def _positive(text: str | None, name: str, high: float) -> float | None:
+    return None if text is None else parse_float(text, name, 1e-6, high)

@@ -1,0 +1,212 @@
+"""A plan as terminal tables: the load, colocated prefill, the cost of the split, the pools, and the verdict's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from kvxfer.result.printing import NONE, Column, figure, print_pairs, print_table, print_trimmed
+from kvxfer.wording import plain
+
+Record = Mapping[str, Any]
+
+STALLS = "How long decode stands still for one prompt's prefill in the same engine, in ms"
+STALLS_NOTES = ("chunk: the longest chunk of that prompt.",)
+
+COLOCATED_NOTES = (
+    "busy: time that prefill takes, with chunks that its steps take; 100 % or more: it cannot keep up.",
+    "stalled: pairs of successive tokens that prefill came between; mean, p99 and longest are over all pairs.",
+    "Simulated request by request, as a sequence sees it that decodes all the time.",
+)
+
+SPLIT = "Split: what every request pays to cross"
+SPLIT_NOTES = (
+    "(%) is the share of all transfers in the prefill of the same prompts.",
+    "exposed: what pipelining leaves to wait for, where it was measured; without pipelining all of it waits.",
+    "busy: time that the path of one prefill engine carries the load's bytes.",
+)
+
+POOLS_NOTES = (
+    "busy: time that an engine works; wait: mean of a prompt for its engine, arrivals independent of each other.",
+    "sequences: that a decode engine works on at once, mean.",
+)
+
+HOLDS = {True: "yes", False: "no", None: "open"}
+
+
+def render_plan(plan: Record, console: Console) -> None:
+    """Print a result's `plan`."""
+    console.print()
+    print_pairs([("load", _load(plan["load"])), *_prefill(plan)], console)
+    _print_stalls(plan["stalls"], console)
+    _print_colocated(plan["colocated"], plan["wanted"], console)
+    _print_split(plan["split"], console)
+    _print_pools(plan["pools"], console)
+
+
+def render_verdict(verdict: Record | None, console: Console) -> None:
+    """Print a plan's `verdict`: the answer with its reasons, then every rule with what decided it."""
+    if verdict is None:
+        return
+    console.print()
+    print_trimmed(Text(f"Verdict: {plain(verdict['answer'])}", style="bold"), console)
+    print_pairs([("-", plain(reason)) for reason in verdict["reasons"]], console)
+    rows = [row for number in range(len(verdict["cases"][0]["rules"])) for row in _of_rule(verdict["cases"], number)]
+    print_table(
+        "The rules, in this order; the first that holds decides",
+        [Column("rule", [row[0] for row in rows], words=True)],
+        [
+            Column("holds", [row[1] for row in rows], words=True),
+            Column("it would say", [row[2] for row in rows], words=True),
+            Column("because", [row[3] for row in rows], words=True, share=2),
+        ],
+        console,
+    )
+
+
+def _load(load: Record) -> str:
+    prompts = load["prompt_tokens"]
+    lengths = ", ".join(f"{prompts[name]:,} {name}" for name in ("p50", "p90", "p99"))
+    told = [f"{load['source']}: prompts of {lengths}, {prompts['mean']:,.0f} mean tokens"]
+    if load["output_tokens"] is not None:
+        told.append(f"answers of {load['output_tokens']:,.4g} tokens mean")
+    if load["requests_per_s"] is not None:
+        how = "arrivals independent of each other"
+        if load["arrivals"] == "trace":
+            how = f"as the trace's arrivals, which are bursty by {load['burstiness']:.2g} (1: independent)"
+        told.append(f"{load['requests_per_s']:,.3g} requests/s, {how}")
+    return plain("; ".join(told))
+
+
+def _prefill(plan: Record) -> list[tuple[str, str]]:
+    source = plan["prefill_source"]
+    return [] if source is None else [("prefill", plain(f"{source}; figures that name no basis are by it"))]
+
+
+def _print_stalls(rows: Sequence[Record], console: Console) -> None:
+    chunks = list(dict.fromkeys(chunk["chunk_tokens"] for row in rows for chunk in row["chunks"]))
+    keys = [
+        Column("tokens", [f"{row['tokens']:,}" for row in rows]),
+        Column("basis", [row["basis"] for row in rows], words=True),
+    ]
+    columns = [Column("whole\nprompt", [figure(row["prompt_ms"]) for row in rows])]
+    for size in chunks:
+        stalls = [{chunk["chunk_tokens"]: chunk["stall_ms"] for chunk in row["chunks"]}.get(size) for row in rows]
+        columns.append(Column(f"chunk of\n{size:,}", [figure(stall) for stall in stalls]))
+    print_table(STALLS, keys, columns, console, STALLS_NOTES)
+
+
+def _print_colocated(colocated: Record, wanted: Record, console: Console) -> None:
+    modes = colocated["modes"]
+    if not modes:
+        return
+    count = colocated["instances"]
+    engines = "one engine takes all of the load" if count == 1 else f"one of {count:,} engines that share the load"
+    step = wanted["decode_step_ms"]
+    print_table(
+        f"Colocated at this load: {engines}, decode steps of {step:g} ms, prefill by `{colocated['basis']}`",
+        [Column("prefill", [_mode(mode["chunk_tokens"]) for mode in modes], words=True)],
+        [
+            Column("busy", [_share(mode["busy"]) for mode in modes]),
+            Column("stalled", [_share(mode["stalled"]) for mode in modes]),
+            *(
+                Column(f"{what}\nstall, ms", [_cell(mode, f"stall_{name}_ms") for mode in modes])
+                for what, name in (("mean", "mean"), ("p99", "p99"), ("longest", "max"))
+            ),
+            Column("p99 ITL\nms", [_cell(mode, "itl_p99_ms") for mode in modes]),
+        ],
+        console,
+        COLOCATED_NOTES,
+    )
+
+
+def _print_split(paths: Sequence[Record], console: Console) -> None:
+    if not paths:
+        return
+    print_table(
+        SPLIT,
+        [
+            Column("cache", [path["dtype"] for path in paths], words=True),
+            Column("path", [plain(path["path"]) for path in paths], words=True, share=3),
+        ],
+        [
+            Column("Gb/s", [figure(path["gbit"]) for path in paths]),
+            Column("(%)", [f"{path['percent']:#.3g}%" for path in paths]),
+            Column("median\nprompt, ms", [figure(path["median_ms"]) for path in paths]),
+            Column("p99\nprompt, ms", [figure(path["p99_ms"]) for path in paths]),
+            Column("exposed\nms", [figure(path["exposed_ms"]) for path in paths]),
+            Column("first request:\nset-up, ms", [figure(path["setup_ms"]) for path in paths]),
+            Column("busy", [_share(path["busy"]) for path in paths]),
+        ],
+        console,
+        SPLIT_NOTES,
+    )
+
+
+def _print_pools(pools: Record, console: Console) -> None:
+    sides = [pools["prefill"], pools["decode"]]
+    if all(side["gpus"] is None for side in sides) and pools["concurrency"] is None:
+        return
+    print_table(
+        "Pools at this load",
+        [Column("pool", ["prefill", "decode"], words=True)],
+        [
+            Column("GPUs", [_count(side["gpus"]) for side in sides]),
+            Column("engines", [_count(side["instances"]) for side in sides]),
+            Column("GPUs an\nengine", [_count(side["gpus_per_instance"]) for side in sides]),
+            Column("busy", [_share(side["busy"]) for side in sides]),
+            Column("wait\nms", [figure(side.get("wait_ms")) for side in sides]),
+            Column("sequences", [figure(side.get("batch")) for side in sides]),
+        ],
+        console,
+        [*POOLS_NOTES, *_caches(pools)],
+    )
+
+
+def _caches(pools: Record) -> list[str]:
+    """A sentence for each dtype about the memory of the decode pool's sequences."""
+    told = []
+    for cache in pools["cache"]:
+        needed, available = cache["needed_bytes"], cache["available_bytes"]
+        if needed is not None:
+            has = "" if available is None else f" of {available / 1e9:,.3g} GB that the pool has"
+            each = f"{cache['bytes_per_sequence'] / 1e9:,.3g} GB"
+            total = f"{pools['concurrency']:,.3g} sequences of {each} take {needed / 1e9:,.3g} GB{has}"
+            told.append(f"{cache['dtype']} cache of the decode pool: {total}.")
+    return told
+
+
+def _of_rule(cases: Sequence[Record], number: int) -> list[tuple[str, str, str, str]]:
+    """The rule of that number in the cases, those that agree in one row."""
+    together: dict[tuple[Any, str], list[str]] = {}
+    for case in cases:
+        rule = case["rules"][number]
+        why = plain(rule["why"]) + (f"; give {', '.join(rule['needs'])}" if rule["needs"] else "")
+        together.setdefault((rule["holds"], why), []).append(case["dtype"])
+    rows = []
+    for (holds, why), dtypes in together.items():
+        rule = cases[0]["rules"][number]
+        whose = f"{', '.join(dict.fromkeys(dtypes))}: " if len({case["dtype"] for case in cases}) > 1 else ""
+        if len(together) == 1:
+            whose = ""
+        rows.append((f"{rule['rule']}: {rule['situation']}", HOLDS[holds], rule["verdict"], whose + why))
+    return rows
+
+
+def _mode(chunk: int | None) -> str:
+    return "whole prompts" if chunk is None else f"chunks of {chunk:,}"
+
+
+def _cell(mode: Record, name: str) -> str:
+    return "no end" if mode[name] is None else figure(mode[name])
+
+
+def _share(share: float | None) -> str:
+    return NONE if share is None else f"{share:.3%}" if 0 < share < 0.001 else f"{share:.1%}"
+
+
+def _count(count: int | None) -> str:
+    return NONE if count is None else f"{count:,}"

@@ -1,0 +1,359 @@
+"""`kvxfer plan` as the decision, from the outside: published cases, a trace, measured input, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_result import example_result
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from shared_files import CASES
+
+from kvxfer import plan
+from kvxfer.cost.assumptions import Assumptions
+from kvxfer.cost.ratio import ratio_rows
+from kvxfer.model.dtypes import BF16
+from kvxfer.model.presets import load_model
+from kvxfer.result.file import schema
+
+Captured = pytest.CaptureFixture[str]
+
+ARTICLE = ["--model", "70b", "--params", "70e9", "--gpus", "4", "--eff-tflops", "400"]
+SERVED = ["--objective", "latency", "--rate", "2", "--output-tokens", "300", "--decode-step-ms", "30"]
+POOLS = ["--prefill-gpus", "8", "--decode-gpus", "8"]
+
+
+def planned(capsys: Captured, *argv: str) -> dict[str, Any]:
+    assert plan.main([*argv, "--json", "-"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def printed(capsys: Captured, *argv: str) -> str:
+    assert plan.main([*argv]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def refused(capsys: Captured, *argv: str) -> str:
+    assert plan.main([*argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) <= 2
+    assert "Traceback" not in err
+    return err
+
+
+def rule_of(case: dict[str, Any], name: str) -> dict[str, Any]:
+    (rule,) = (rule for rule in case["rules"] if rule["rule"] == name)
+    return dict(rule)
+
+
+def trace(tmp_path: Path, requests: int = 400, every_ms: int = 500) -> str:
+    path = tmp_path / "trace.jsonl"
+    with path.open("w") as file:
+        for number in range(requests):
+            tokens = (300, 900, 2500, 16_000)[number % 4]
+            record = {"timestamp": number * every_ms, "input_length": tokens + number, "output_length": 200}
+            file.write(json.dumps(record) + "\n")
+    return str(path)
+
+
+def test_the_published_table_and_stalls(capsys: Captured) -> None:
+    if not CASES.exists():
+        pytest.skip("the cases are not beside this checkout")
+    rows = json.loads(CASES.read_text())["seed_table"]["rows"]
+    document = planned(capsys, *ARTICLE, "--tokens", "2048,8192,32768")
+    seed = [row for row in document["ratio"] if row["basis"] == "seed"]
+    for row, published in zip(seed, rows, strict=True):
+        assert round(row["bytes"] / 1e9, 2) == published["kv_gb"]
+        assert round(row["prefill_ms"]) == published["prefill_ms"]
+        assert [round(link["transfer_ms"]) for link in row["links"]] == published["transfer_ms"]
+        assert [round(link["percent"]) for link in row["links"]] == published["percent"]
+    (stall,) = (row for row in document["plan"]["stalls"] if (row["tokens"], row["basis"]) == (8192, "seed"))
+    assert [round(stall["prompt_ms"]), *(round(chunk["stall_ms"]) for chunk in stall["chunks"])] == [717, 179, 45]
+
+
+def test_offline_batch_is_skipped(capsys: Captured) -> None:
+    for argv in ([], ["--link", "400"], SERVED[2:] + POOLS):
+        document = planned(capsys, *ARTICLE, *argv, "--objective", "throughput")
+        assert document["verdict"]["answer"] == "skip: no throughput gain"
+
+
+def test_a_small_cluster_is_skipped(capsys: Captured) -> None:
+    document = planned(capsys, *ARTICLE, *SERVED, "--total-gpus", "4", "--link", "400")
+    assert document["verdict"]["answer"].startswith("skip: lost utilisation")
+    served = [*SERVED, "--rate", "0.1", "--prefill-gpus", "4", "--decode-gpus", "4", "--link", "400"]
+    document = planned(capsys, *ARTICLE, *served)
+    assert document["verdict"]["answer"].startswith("skip: lost utilisation")
+    assert document["plan"]["pools"]["prefill"]["busy"] < 0.3
+
+
+def test_short_prompts_and_low_concurrency_are_skipped(capsys: Captured) -> None:
+    served = [*SERVED, "--rate", "0.5", *POOLS, "--tokens", "200,500"]
+    assert planned(capsys, *ARTICLE, *served)["verdict"]["answer"] == "skip: chunked prefill is enough"
+
+
+def test_100_gbit_without_fp8_is_computed_first_and_fp8_is_not(capsys: Captured) -> None:
+    document = planned(capsys, *ARTICLE, *SERVED, *POOLS, "--link", "100gbe", "--dtype", "bf16,fp8")
+    bf16, fp8 = document["verdict"]["cases"]
+    assert bf16["answer"] == "compute the ratio first"
+    assert not bf16["provisional"]
+    assert fp8["answer"] != bf16["answer"]
+    assert rule_of(fp8, "slow links")["holds"] is False
+    shares = [rule_of(case, "slow links")["numbers"]["percent"] for case in (bf16, fp8)]
+    assert shares[0] == pytest.approx(2 * shares[1])
+    assert shares[0] == pytest.approx(29, abs=1)
+    assert document["verdict"]["answer"].startswith("compute the ratio first: bf16, 100 Gb/s line rate; ")
+
+
+def test_a_small_cache_is_no_reason_to_compute_first(capsys: Captured) -> None:
+    """MLA: 70,272 bytes a token of 37e9 active parameters."""
+    document = planned(capsys, "--model", "deepseek-v3", "--link", "100")
+    rule = rule_of(document["verdict"]["cases"][0], "slow links")
+    assert rule["holds"] is False
+    assert rule["numbers"]["percent"] < 15
+
+
+def test_windows_do_not_grow(capsys: Captured) -> None:
+    """A long prompt of gpt-oss moves half its layers' tokens: its share falls with the length."""
+    short, long = (
+        planned(capsys, "--model", "gpt-oss-120b", "--link", "100", "--tokens", tokens)["plan"]["split"][0]["percent"]
+        for tokens in ("128", "32768")
+    )
+    assert long < short / 2
+
+
+def test_a_fixed_cost_dominates_a_request_of_16_tokens(capsys: Captured) -> None:
+    argv = [*ARTICLE, "--tokens", "16,8192", "--link", "400"]
+    without, fixed = (planned(capsys, *argv, *more) for more in ([], ["--fixed-ms", "2"]))
+    tiny, long = (row["links"][0]["percent"] for row in without["ratio"] if row["basis"] == "seed")
+    assert tiny == pytest.approx(long)
+    assert any("--fixed-ms" in notice for notice in without["notices"])
+    tiny, long = (row["links"][0]["percent"] for row in fixed["ratio"] if row["basis"] == "seed")
+    assert long < 8
+    assert tiny > 100
+    assert fixed["assumptions"]["fixed_ms"] == 2
+    assert any("up to 305 tokens of bf16" in notice for notice in fixed["notices"])
+    assert "and 2 ms for each transfer besides" in printed(capsys, *argv, "--fixed-ms", "2")
+
+
+def test_a_strict_target_is_a_strong_candidate(capsys: Captured) -> None:
+    argv = [*ARTICLE, *SERVED, *POOLS, "--link", "200", "--tokens", "512,8192"]
+    document = planned(capsys, *argv, "--itl-target-ms", "50")
+    assert document["verdict"]["answer"] == "strong candidate"
+    assert any("misses the target of 50 ms" in reason for reason in document["verdict"]["reasons"])
+    document = planned(capsys, *argv, "--itl-target-ms", "90")
+    assert rule_of(document["verdict"]["cases"][0], "strict ITL")["holds"] is False  # chunks of 512 do
+
+
+def test_parallelism_that_is_named_counts(capsys: Captured) -> None:
+    argv = [*ARTICLE, *SERVED, *POOLS, "--link", "150", "--itl-target-ms", "1000"]
+    same = planned(capsys, *argv, "--tp-prefill", "4", "--tp-decode", "4")
+    assert same["verdict"]["answer"] == "no ground to split"
+    other = planned(capsys, *argv, "--tp-prefill", "4", "--tp-decode", "8")
+    assert other["verdict"]["answer"] == "strong candidate"
+    assert planned(capsys, *argv)["verdict"]["answer"] == "undetermined"
+
+
+def test_what_is_missing_is_asked_for_in_its_row(capsys: Captured) -> None:
+    document = planned(capsys, *ARTICLE, "--link", "400")
+    (case,) = document["verdict"]["cases"]
+    assert (case["answer"], case["provisional"]) == ("favourable on arithmetic", True)
+    assert rule_of(case, "offline batch")["needs"] == ["--objective latency|throughput"]
+    assert "--itl-target-ms" in rule_of(case, "strict ITL")["needs"]
+    assert any("kvxfer bench --peer" in settled for settled in case["settled_by"])
+    text = printed(capsys, *ARTICLE, "--link", "400")
+    assert "Verdict: favourable on arithmetic (provisional)" in text
+    assert "give --objective latency|throughput" in text
+    assert "the path is assumed at line rate" in text
+
+
+def test_a_trace_gives_lengths_rate_and_answers(tmp_path: Path, capsys: Captured) -> None:
+    argv = [*ARTICLE, "--lengths", trace(tmp_path), "--decode-step-ms", "30", *POOLS, "--kv-memory-gb", "0.5"]
+    document = planned(capsys, *argv)
+    load = document["plan"]["load"]
+    assert (load["requests"], load["arrivals"], load["output_tokens"]) == (400, "trace", 200)
+    assert load["requests_per_s"] == pytest.approx(2)
+    lengths = [row["tokens"] for row in document["ratio"] if row["basis"] == "seed"]
+    assert lengths == [load["prompt_tokens"][name] for name in ("p50", "p90", "p99")]
+    assert document["plan"]["colocated"]["instances"] == 4
+    assert len(document["plan"]["colocated"]["modes"]) == 3
+    assert any("the decode pool is too small" in reason for reason in document["verdict"]["reasons"])
+    text = printed(capsys, *argv)
+    assert "2 requests/s, as the trace's arrivals" in text
+    assert "chunks of 2,048" in text
+    given = planned(capsys, *argv, "--tokens", "100", "--rate", "4")
+    assert {row["tokens"] for row in given["ratio"]} == {100}
+    assert given["plan"]["load"]["requests_per_s"] == 4
+
+
+def test_documents_fit_the_schema(tmp_path: Path, capsys: Captured) -> None:
+    rules = schema()["properties"]
+    for argv in (
+        [*ARTICLE],
+        [*ARTICLE, *SERVED, *POOLS, "--rate", "50", "--dtype", "bf16,fp8"],
+        [*ARTICLE, *SERVED, "--lengths", trace(tmp_path), "--prefill-tokens-per-s", "9000", "--kv-memory-gb", "20"],
+        ["--model", "deepseek-v3", "--tp-prefill", "8", "--tp-decode", "16", "--links", "per-rank", *SERVED],
+        ["--kv-bytes-per-token", "1024", "--prefix-hit-prefill", "0.5", "--fixed-ms", "1", *SERVED, *POOLS],
+    ):
+        for field, value in planned(capsys, *argv).items():
+            Draft202012Validator(rules[field]).validate(value)
+
+
+def test_the_same_input_gives_the_same_plan(capsys: Captured) -> None:
+    first, again = (planned(capsys, *ARTICLE, *SERVED, *POOLS)["plan"] for _ in range(2))
+    assert first == again
+
+
+def test_prefill_as_measured_is_a_basis_of_its_own_and_decides(tmp_path: Path, capsys: Captured) -> None:
+    argv = [*ARTICLE, "--tokens", "1000", "--prefill-tokens-per-s", "5000", "--link", "200"]
+    document = planned(capsys, *argv)
+    seed, full, given_row = document["ratio"]
+    assert [row["basis"] for row in (seed, full, given_row)] == ["seed", "full", "given"]
+    assert given_row["prefill_ms"] == pytest.approx(200)
+    assert document["plan"]["prefill_source"] == "given: 5,000 tokens/s (--prefill-tokens-per-s)"
+    assert document["plan"]["split"][0]["percent"] == pytest.approx(given_row["links"][0]["percent"], rel=0.02)
+    assert not any("prefill time is assumed" in reason for reason in document["verdict"]["reasons"])
+    assert any("TFLOP/s on each of 4 GPUs" in notice for notice in document["notices"])
+    text = printed(capsys, *argv)
+    assert "given: 5,000 tokens/s (--prefill-tokens-per-s)." in text
+    assert "against assumed prefill" not in text
+    times = tmp_path / "times.csv"
+    times.write_text("1000,150\n2000,320\n")
+    document = planned(capsys, *ARTICLE, "--tokens", "1500", "--prefill-csv", str(times))
+    assert document["ratio"][2]["prefill_ms"] == pytest.approx(235)
+
+
+def network_result(tmp_path: Path, **changes: Any) -> str:
+    result = example_result() | {"scope": "network"}
+    for row in result["results"]:
+        row.update(scope="network", **changes)
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(result))
+    return str(path)
+
+
+def test_what_was_measured_between_two_hosts_takes_the_place_of_line_rates(tmp_path: Path, capsys: Captured) -> None:
+    document = planned(capsys, *ARTICLE, "--measured", network_result(tmp_path), "--tokens", "512,8192")
+    (path,) = document["plan"]["split"]
+    assert path["measured"]
+    assert path["path"] == "tcp push, measured at 8,192 tokens"
+    assert path["setup_ms"] >= 0
+    (case,) = document["verdict"]["cases"]
+    assert case["answer"] == "compute the ratio first"  # 2.7 GB in 912 ms: 24 Gb/s
+    assert not any("line rate" in settled for settled in case["settled_by"])
+
+
+def test_null_moves_nothing_and_is_no_path(tmp_path: Path, capsys: Captured) -> None:
+    document = planned(capsys, *ARTICLE, "--measured", network_result(tmp_path, backend="null"), "--tokens", "8192")
+    assert not any(path["measured"] for path in document["plan"]["split"])
+
+
+def test_one_host_gives_no_verdict_though_nothing_of_it_matches(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(example_result()))
+    document = planned(capsys, "--model", "8b", "--measured", str(path))
+    assert document["verdict"] is None
+    assert any("no verdict follows" in notice and "leave --measured out" in notice for notice in document["notices"])
+
+
+def test_a_result_of_another_version_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(example_result() | {"schema_version": 2}))
+    assert "schema version 2, this kvxfer reads version 1" in refused(capsys, "--measured", str(path))
+
+
+def test_unknown_parameters_leave_the_verdict_open(tmp_path: Path, capsys: Captured) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "unheard_of", "num_hidden_layers": 4}))
+    document = planned(capsys, "--model", str(config), "--kv-bytes-per-token", "1000", *SERVED, *POOLS)
+    assert document["plan"]["prefill_source"] is None
+    assert document["verdict"]["answer"] == "undetermined"
+    assert any("--params" in need for need in document["verdict"]["cases"][0]["needs"])
+    assert "Verdict: undetermined" in printed(capsys, "--model", str(config), "--kv-bytes-per-token", "1000")
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        (["--rate", "-1"], "--rate"),
+        (["--rate", "0"], "--rate"),
+        (["--rate", "nan"], "--rate"),
+        (["--output-tokens", "0"], "--output-tokens"),
+        (["--objective", "speed"], "--objective"),
+        (["--itl-target-ms", "-5"], "--itl-target-ms"),
+        (["--decode-step-ms", "0"], "--decode-step-ms"),
+        (["--chunk", "0"], "--chunk"),
+        (["--chunk", ""], "--chunk"),
+        (["--fixed-ms", "-1"], "--fixed-ms"),
+        (["--kv-memory-gb", "0"], "--kv-memory-gb"),
+        (["--total-gpus", "0"], "--total-gpus"),
+        (["--prefill-gpus", "4", "--decode-gpus", "4", "--total-gpus", "9"], "fair comparison"),
+        (["--prefill-tokens-per-s", "-3"], "--prefill-tokens-per-s"),
+        (["--prefill-extrapolate"], "--prefill-csv"),
+        (["--prefill-csv", "/nonexistent.csv"], "/nonexistent.csv"),
+        (["--prefill-csv", "/nonexistent.csv", "--prefill-tokens-per-s", "1"], "give one"),
+        (["--lengths", "/nonexistent.jsonl"], "/nonexistent.jsonl"),
+        (["--lengths", "/"], "Is a directory"),
+    ],
+)
+def test_wrong_options_are_named(argv: list[str], names: str, capsys: Captured) -> None:
+    assert names in refused(capsys, *argv)
+
+
+def test_wrong_files_are_named_by_line(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "file"
+    path.write_text("")
+    assert "is empty" in refused(capsys, "--lengths", str(path))
+    path.write_text('{"input_length": 5}\n{"input_length": -5}\n')
+    assert "line 2" in refused(capsys, "--lengths", str(path))
+    path.write_text("1000,9\n2000,x\n")
+    assert "line 2" in refused(capsys, "--prefill-csv", str(path))
+    path.write_text("1000,9\n2000,20\n")
+    assert "--prefill-extrapolate" in refused(capsys, "--prefill-csv", str(path), "--tokens", "4000")
+
+
+LLAMA_70B = load_model("70b")
+
+
+@given(
+    rates=st.tuples(st.floats(1, 1000), st.floats(1, 1000)),
+    sizes=st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)),
+    fixed=st.tuples(st.floats(0, 1000), st.floats(0, 1000)),
+    tokens=st.integers(1, 10**5),
+)
+def test_the_ratio_grows_with_bytes_and_fixed_cost_and_falls_with_bandwidth(
+    rates: tuple[float, float], sizes: tuple[int, int], fixed: tuple[float, float], tokens: int
+) -> None:
+    def percent(gbit: float, size: int, fixed_ms: float) -> float:
+        assumptions = Assumptions(link_gbit=(gbit,), kv_bytes_per_token=size, fixed_ms=fixed_ms)
+        row = ratio_rows(LLAMA_70B, BF16, [tokens], 16, assumptions)[0]
+        return float(row["links"][0]["percent"])
+
+    gbit, size, fixed_ms = rates[0], sizes[0], fixed[0]
+    assert percent(max(rates), size, fixed_ms) <= percent(min(rates), size, fixed_ms)
+    assert percent(gbit, min(sizes), fixed_ms) <= percent(gbit, max(sizes), fixed_ms)
+    assert percent(gbit, size, min(fixed)) <= percent(gbit, size, max(fixed))
+
+
+def test_a_whole_decision_takes_little_more_than_the_help(tmp_path: Path) -> None:
+    """In CPU time, which other processes do not lengthen: most of it is starting and reading the command line."""
+
+    def cpu_s(*argv: str) -> float:
+        best = float("inf")
+        for _ in range(3):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, "-m", "kvxfer.plan", *argv], check=True, capture_output=True, timeout=60)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        return best
+
+    everything = [*ARTICLE, *SERVED, *POOLS, "--lengths", trace(tmp_path, requests=5000), "--itl-target-ms", "50"]
+    assert cpu_s(*everything) < 4 * cpu_s("--help")
