@@ -20,6 +20,7 @@ from kvxfer.options import parse_choice, parse_float, parse_int, parse_int_list
 
 LARGEST_GPUS = 1_000_000
 LARGEST_MS = 1e9
+SMALLEST_CHUNK = 16
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def read_load_options(options: LoadOptions, shared: Options, asked: Asked, token
         objective=None if objective is None else parse_choice(objective, "--objective", ["latency", "throughput"]),
         itl_target_ms=_positive(options.itl_target_ms, "--itl-target-ms", LARGEST_MS),
         step_ms=_positive(options.decode_step_ms, "--decode-step-ms", LARGEST_MS),
-        chunks=parse_int_list(options.chunk, "--chunk", high=LARGEST_TOKENS),
+        chunks=parse_int_list(options.chunk, "--chunk", SMALLEST_CHUNK, LARGEST_TOKENS),
         kv_memory_gb=_positive(options.kv_memory_gb, "--kv-memory-gb", 1e6),
         ranks=None if all(text is None for text in named) else (asked.prefill, asked.decode),
         given=_given(options),

@@ -11,6 +11,9 @@ from typing import Any
 DRAWN = 10_000
 """Requests of a simulated load without timestamps."""
 
+AT_ONCE_S = 1e-6
+"""Requests that all come within so long have no rate."""
+
 SEED = 20_250_101
 """Of what is drawn: the same load is simulated the same way every time."""
 
@@ -46,7 +49,7 @@ class Load:
     def traced_rate(self) -> float | None:
         """Requests per second of the arrivals; None without any, or when all come at once."""
         span = self.arrivals_s[-1] - self.arrivals_s[0] if self.arrivals_s else 0.0
-        return (len(self.arrivals_s) - 1) / span if span > 0 else None
+        return (len(self.arrivals_s) - 1) / span if span > AT_ONCE_S else None
 
     @property
     def requests_per_s(self) -> float | None:

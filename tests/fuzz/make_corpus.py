@@ -98,8 +98,24 @@ def links() -> Iterator[bytes]:
     yield from (b"100,200,400", b"ndr", b"1e5", b"nan", b"-1,inf", b",", b"0x10", "４００".encode(), b"1" * 4000)
 
 
+def load() -> Iterator[bytes]:
+    mooncake = [{"timestamp": 7 * n, "input_length": 6755 - n, "output_length": n, "hash_ids": [n]} for n in range(4)]
+    yield "\n".join(map(json.dumps, mooncake)).encode()
+    azure = (
+        b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50Z,396,109\n"
+    )
+    yield from (azure, azure[:-8], azure.replace(b"-16", b"-99"), azure.replace(b"374", b"x"))
+    yield from (b"", b"512\n\n2048\n8192", b"0", b"1" * 5000, b"{", b"[1]", b"\xff", b'{"input_length": 1e400}')
+    yield b'{"input_length": 1, "timestamp": 0}\n{"input_length": 1, "timestamp": 5e-324}'
+
+
+def times() -> Iterator[bytes]:
+    yield from (b"1000,10\n2000,25.5\n", b"tokens,prefill_s\n1,1e-3\n", b"n,ms\n", b"n,minutes\n1,1", b"2,1\n1,2")
+    yield from (b"", b"1,nan", b"1,1e11\n1,1e-320", b"1," + b"9" * 5000, b"1,2,3", b"\xff")
+
+
 def main() -> None:
-    for make in (config, key, links, message, pipe, result):
+    for make in (config, key, links, load, message, pipe, result, times):
         folder = CORPUS / make.__name__
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("[0-9]*"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import json
 import os
 import shutil
 import socket
@@ -19,8 +20,10 @@ import msgspec
 
 from kvxfer.control import keys, messages
 from kvxfer.control.pipe import Pipe, PipeClosedError
+from kvxfer.cost.load_file import read_load
 from kvxfer.cost.measured import measured_rows
 from kvxfer.cost.prefill import attention_flop
+from kvxfer.cost.prefill_file import read_prefill_times
 from kvxfer.errors import UsageError
 from kvxfer.model.config import read_config
 from kvxfer.model.dtypes import DTYPES
@@ -129,11 +132,38 @@ def links(data: bytes) -> None:
         _one_line(error)
 
 
+def load(data: bytes) -> None:
+    """What --lengths takes: requests whose figures can be written, or a UsageError."""
+    try:
+        taken = read_load(str(_file("load", data)))
+    except UsageError as error:
+        _one_line(error)
+        return
+    assert min(taken.prompts) >= 1
+    json.dumps(taken.as_record(), allow_nan=False)
+    if taken.requests_per_s is not None:
+        clocks = [arrival for arrival, _ in taken.requests()]
+        assert clocks == sorted(clocks)
+
+
+def times(data: bytes) -> None:
+    """What --prefill-csv takes: times that rise with the length, or a UsageError."""
+    try:
+        taken = read_prefill_times(str(_file("times", data)), extrapolate=True)
+    except UsageError as error:
+        _one_line(error)
+        return
+    lengths = [tokens for tokens, _ in taken.points]
+    whole = [taken.between_ms(0, tokens) for tokens in (1, *lengths, lengths[-1] + 1)]
+    assert whole[0] > 0
+    assert all(more >= less * (1 - 1e-9) for less, more in itertools.pairwise(whole))
+
+
 def _one_line(error: UsageError) -> None:
     assert "\n" not in str(error), str(error)
     assert len(str(error)) < 4000, "an error that repeats its input"
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (config, key, links, message, pipe, result)
+    target.__name__: target for target in (config, key, links, load, message, pipe, result, times)
 }

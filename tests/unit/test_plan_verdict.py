@@ -290,7 +290,7 @@ def test_unknown_parameters_leave_the_verdict_open(tmp_path: Path, capsys: Captu
         (["--objective", "speed"], "--objective"),
         (["--itl-target-ms", "-5"], "--itl-target-ms"),
         (["--decode-step-ms", "0"], "--decode-step-ms"),
-        (["--chunk", "0"], "--chunk"),
+        (["--chunk", "15"], "--chunk"),
         (["--chunk", ""], "--chunk"),
         (["--fixed-ms", "-1"], "--fixed-ms"),
         (["--kv-memory-gb", "0"], "--kv-memory-gb"),
