@@ -23,11 +23,12 @@ COLOCATED_NOTES = (
 )
 
 SPLIT = "Split: what every request pays to cross"
-SPLIT_NOTES = (
-    "(%) is the share of all transfers in the prefill of the same prompts.",
-    "exposed: what pipelining leaves to wait for, where it was measured; without pipelining all of it waits.",
-    "busy: time that the path of one prefill engine carries the load's bytes.",
-)
+SPLIT_NOTES = {
+    "percent": "(%) is the share of all transfers in the prefill of the same prompts.",
+    "exposed_ms": "exposed: what pipelining leaves to wait for, as measured.",
+    "busy": "busy: time that the path of one prefill engine carries the load's bytes.",
+}
+"""By the field of a column."""
 
 POOLS_NOTES = (
     "busy: time that an engine works; wait: mean of a prompt for its engine, arrivals independent of each other.",
@@ -57,11 +58,10 @@ def render_verdict(verdict: Record | None, console: Console) -> None:
     rows = [row for number in range(len(verdict["cases"][0]["rules"])) for row in _of_rule(verdict["cases"], number)]
     print_table(
         "The rules, in this order; the first that holds decides",
-        [Column("rule", [row[0] for row in rows], words=True)],
+        [Column("rule", [row[0] for row in rows], words=True, share=3)],
         [
             Column("holds", [row[1] for row in rows], words=True),
-            Column("it would say", [row[2] for row in rows], words=True),
-            Column("because", [row[3] for row in rows], words=True, share=2),
+            Column("because", [row[2] for row in rows], words=True, share=2),
         ],
         console,
     )
@@ -142,7 +142,7 @@ def _print_split(paths: Sequence[Record], console: Console) -> None:
             Column("busy", [_share(path["busy"]) for path in paths]),
         ],
         console,
-        SPLIT_NOTES,
+        [note for field, note in SPLIT_NOTES.items() if any(path[field] is not None for path in paths)],
     )
 
 
@@ -179,7 +179,7 @@ def _caches(pools: Record) -> list[str]:
     return told
 
 
-def _of_rule(cases: Sequence[Record], number: int) -> list[tuple[str, str, str, str]]:
+def _of_rule(cases: Sequence[Record], number: int) -> list[tuple[str, str, str]]:
     """The rule of that number in the cases, those that agree in one row."""
     together: dict[tuple[Any, str], list[str]] = {}
     for case in cases:
@@ -192,7 +192,8 @@ def _of_rule(cases: Sequence[Record], number: int) -> list[tuple[str, str, str, 
         whose = f"{', '.join(dict.fromkeys(dtypes))}: " if len({case["dtype"] for case in cases}) > 1 else ""
         if len(together) == 1:
             whose = ""
-        rows.append((f"{rule['rule']}: {rule['situation']}", HOLDS[holds], rule["verdict"], whose + why))
+        says = f"{rule['rule']}: {rule['situation']} → {rule['verdict']}"
+        rows.append((says, HOLDS[holds], whose + why))
     return rows
 
 

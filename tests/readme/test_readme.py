@@ -130,6 +130,11 @@ def test_the_peers_shown_are_the_committed_ones() -> None:
     assert run(words, ROOT).stdout in README
 
 
+def test_the_verdict_shown_is_what_plan_prints(tmp_path: Path) -> None:
+    (command, shown) = re.findall(r"^\$ (kvxfer plan .*)\n(Verdict: [^`]*)```", README, re.MULTILINE)[0]
+    assert shown in run(command.split(), tmp_path).stdout
+
+
 def test_nothing_is_left_to_be_filled_in() -> None:
     assert not re.findall(r"\bRESULT\w*|\bTODO\b", README)
     assert (ROOT / "bench" / "results").is_dir()
