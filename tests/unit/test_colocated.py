@@ -57,6 +57,11 @@ def test_whole_prompts_by_hand() -> None:
     assert chunked.stall_p99_ms == 10
 
 
+def test_prompts_of_one_step_stall_the_same_token() -> None:
+    (whole,) = simulated(Load([1, 1], "here", arrivals_s=[0.0, 0.005]), [])
+    assert (whole.stalled, whole.stall_mean_ms) == (1, 2)
+
+
 @dataclass(frozen=True)
 class Theory:
     """A share rho of time in prefill leaves (1 - rho) / step steps a second, and rho seconds of stalls among them."""
