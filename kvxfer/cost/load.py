@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 DRAWN = 10_000
@@ -35,7 +36,7 @@ class Load:
 
     def percentile(self, percent: float) -> int:
         """The shortest prompt that at least `percent` % of the prompts do not exceed."""
-        return sorted(self.prompts)[max(0, math.ceil(percent / 100 * len(self.prompts)) - 1)]
+        return self._ordered[max(0, math.ceil(percent / 100 * len(self.prompts)) - 1)]
 
     @property
     def mean_prompt(self) -> float:
@@ -66,8 +67,12 @@ class Load:
 
     def quantiles(self, count: int) -> list[int]:
         """`count` prompt lengths that stand for all, equally many requests each."""
-        ordered = sorted(self.prompts)
+        ordered = self._ordered
         return [ordered[int((index + 0.5) / count * len(ordered))] for index in range(count)]
+
+    @cached_property
+    def _ordered(self) -> list[int]:
+        return sorted(self.prompts)
 
     def requests(self, instances: int = 1) -> list[tuple[float, int]]:
         """Arrival in ms and prompt length of what one of `instances` gets; needs a rate.
