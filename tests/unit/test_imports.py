@@ -149,6 +149,7 @@ def test_torch_is_imported_where_a_tensor_is_asked_for() -> None:
         ["kvxfer.bench", "--tokens", "0"],
         ["kvxfer.serve", "--help"],
         ["kvxfer.plan", "--json", "-", "--model", "70b"],
+        ["kvxfer.plan", "--json", "-", "--rate", "1", "--decode-step-ms", "30", "--itl-target-ms", "50"],
         ["kvxfer.plan", "--help"],
         ["kvxfer.model_command", "deepseek-v3", "--json", "-"],
         ["kvxfer.model_command", "--help"],

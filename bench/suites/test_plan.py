@@ -1,0 +1,27 @@
+"""How long `kvxfer plan` takes in the process: the ratio alone, and the decision for a trace of 5,000 requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+from kvxfer import plan
+
+QUIET = ["--model", "70b", "--quiet", "--json", os.devnull]
+
+
+def test_the_ratio(benchmark) -> None:
+    assert benchmark(plan.main, QUIET) == 0
+
+
+def test_the_decision(benchmark, tmp_path: Path) -> None:
+    draw = random.Random(1)
+    trace = tmp_path / "trace.jsonl"
+    with trace.open("w") as file:
+        for number in range(5000):
+            tokens = min(128_000, int(draw.lognormvariate(8, 1)) + 1)
+            file.write(json.dumps({"timestamp": number * 250, "input_length": tokens, "output_length": 300}) + "\n")
+    pools = ["--prefill-gpus", "32", "--decode-gpus", "32", "--decode-step-ms", "30", "--itl-target-ms", "60"]
+    assert benchmark(plan.main, [*QUIET, "--lengths", str(trace), *pools]) == 0
