@@ -56,8 +56,8 @@ def _load(path: str, records: Iterator[tuple[int, Mapping[str, Any]]]) -> Load:
         row = (_arrival_s(path, number, record), prompt, _tokens(path, number, record, OUTPUT, least=0))
         for what, column in (("timestamp", 0), ("output length", 2)):
             if rows and (row[column] is None) != (rows[0][column] is None):
-                told = "no" if row[column] is None else "a"
-                raise wrong_line(path, number, f"it has {told} {what}, unlike the first request", REMEDY)
+                lacking = "this request" if row[column] is None else "the first request"
+                raise wrong_line(path, number, f"{lacking} has no {what}, others have one", REMEDY)
         rows.append(row)
     if not rows:
         raise wrong_line(path, 1, "no request follows the header", REMEDY)

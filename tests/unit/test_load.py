@@ -87,8 +87,11 @@ def test_a_trace_may_lack_times_and_answers(tmp_path: Path) -> None:
         ('{"input_length": 5, "timestamp": NaN}\n', "line 1: timestamp is nan"),
         ('{"input_length": 5, "timestamp": "noon"}\n', "line 1: timestamp is 'noon'"),
         ('{"input_length": 5, "timestamp": "2023-13-01 00:00:00"}\n', "line 1: timestamp is '2023-13-01"),
-        ('{"input_length": 5, "timestamp": 1}\n{"input_length": 5}\n', "line 2: it has no timestamp"),
-        ('{"input_length": 5}\n{"input_length": 5, "output_length": 1}\n', "line 2: it has a output length"),
+        ('{"input_length": 5, "timestamp": 1}\n{"input_length": 5}\n', "line 2: this request has no timestamp"),
+        (
+            '{"input_length": 5}\n{"input_length": 5, "output_length": 1}\n',
+            "line 2: the first request has no output length",
+        ),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request follows the header"),
         (AZURE + "2023-11-16 18:15:46,5\n", "line 5: '2023-11-16 18:15:46,5' has 2 fields, the header 3"),
         (AZURE + "2023-11-16 18:15:46,x,5\n", "line 5: ContextTokens is 'x'"),
