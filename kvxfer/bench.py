@@ -50,6 +50,12 @@ def command(
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="our secret key, for --peer (kvxfer keys)")] = None,
     server_key: Annotated[Path | None, typer.Option(metavar="FILE", help="the public key of the --peer")] = None,
     max_seconds: Annotated[str, typer.Option(metavar="S", help="most time that a row's steady state takes")] = "5",
+    fit: Annotated[
+        bool, typer.Option("--fit", help="then fit a cost model up to the longest prompt, on requests of its own")
+    ] = False,
+    fit_seconds: Annotated[
+        str, typer.Option(metavar="S", help="about so long for each cost model (a backend, dtype and op)")
+    ] = "150",
     min_samples: Annotated[str, typer.Option(metavar="N", help="fewest samples before a row may end early")] = "20",
     setup_repeats: Annotated[str, typer.Option(metavar="N", help="fresh process pairs per row")] = "5",
     verify: Annotated[
@@ -87,6 +93,7 @@ def command(
         "setup_repeats": parse_int(setup_repeats, "--setup-repeats", high=1000),
         "verify": parse_choice(verify, "--verify", ["full", "sample", "off"]),
     }
+    seconds = parse_float(fit_seconds, "--fit-seconds", 0, 86_400, above_low=True)
 
     # What is heavy to import comes only now, so that --help and wrong usage answer at once.
     from kvxfer.backend.probe import ALL, choose_backends
@@ -104,7 +111,7 @@ def command(
         notices=asked.notices,
         leave_out=backend.strip().lower() == ALL,
     )
-    return _run(request, peer, key, server_key, json, quiet)
+    return _run(request, seconds if fit else None, peer, key, server_key, json, quiet)
 
 
 def _rows(
@@ -153,7 +160,13 @@ def _backend_options(texts: list[str], backends: list[str]) -> dict[str, dict[st
 
 
 def _run(
-    request: Request, peer: str | None, key: Path | None, server_key: Path | None, json: str | None, quiet: bool
+    request: Request,
+    fit_seconds: float | None,
+    peer: str | None,
+    key: Path | None,
+    server_key: Path | None,
+    json: str | None,
+    quiet: bool,
 ) -> int:
     from kvxfer.measure.run import Outcome
     from kvxfer.result.file import check_writable
@@ -166,11 +179,13 @@ def _run(
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(Progress(not quiet and sys.stderr.isatty()))
         session, peer_host = stack.enter_context(_session(peer, key, server_key))
-        document = _measured(session, peer_host, request, outcome, progress.step)
+        document = _measured(session, peer_host, request, fit_seconds, outcome, progress.step)
     return _tell(document, outcome, json, quiet)
 
 
-def _measured(session: Session, peer_host: str, request: Request, outcome: Outcome, say: Any) -> dict[str, Any]:
+def _measured(
+    session: Session, peer_host: str, request: Request, fit_seconds: float | None, outcome: Outcome, say: Any
+) -> dict[str, Any]:
     from kvxfer.measure.host import host_info, usable_bytes
     from kvxfer.measure.hosts import Hosts
     from kvxfer.measure.run import measure, result, within_reach
@@ -180,6 +195,10 @@ def _measured(session: Session, peer_host: str, request: Request, outcome: Outco
     request = within_reach(request, hosts, welcome.backends)
     try:
         measure(session, request, hosts, outcome, say)
+        if fit_seconds is not None and outcome.status < ExitStatus.PEER_LOST:
+            from kvxfer.measure.fitting import fit_all  # here: it loads scipy, for which no other run waits
+
+            fit_all(session, request, hosts, fit_seconds, outcome, say)
     except KeyboardInterrupt:
         if not outcome.rows:
             raise

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvxfer import __version__, cli
+from kvxfer import __version__, cli, explained
 from kvxfer.asked import Asked, Options, read, takes_options
 from kvxfer.cache.wire import Wire
 from kvxfer.cost.measured import Measured, matching, measured_rows
@@ -24,6 +24,7 @@ from kvxfer.load_options import LoadOptions, Offered, read_load_options
 from kvxfer.model.dtypes import DType
 from kvxfer.model.record import model_record
 from kvxfer.result.file import ONE_HOST_SCOPES, SCHEMA_VERSION, read_result, write_result
+from kvxfer.topology.links import parse_links
 
 ONE_HOST = (
     "the measured times are from one host ({}): they say nothing about the links, and no verdict follows; measure "
@@ -49,12 +50,22 @@ def command(
     options: Options,
     load: LoadOptions,
     measured: Annotated[str | None, typer.Option(metavar="FILE", help="a result of kvxfer bench, set beside")] = None,
+    observed: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=N,…|FILE|URL",
+            help="explain transfers that ran elsewhere: bytes=…,descriptors=…,ms=…,post_ms=…, or vLLM's metrics",
+        ),
+    ] = None,
     json: Annotated[
         str | None, typer.Option(metavar="FILE", help="write the figures there (-: to stdout, alone)")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="print no tables")] = False,
 ) -> None:
     """Set the transfer of a KV cache against its prefill, and say whether to split prefill from decode."""
+    if observed:
+        explained.show(observed, parse_links(options.link), context.obj, json, quiet)
+        return
     source = context.get_parameter_source("tokens")
     tokens_given = source is not None and source.name != "DEFAULT"
     asked, offered = read_load_options(load, options, read(options), tokens_given)

@@ -58,6 +58,7 @@ class Outcome:
     references: list[dict[str, Any]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    cost_model: list[dict[str, Any]] = field(default_factory=list)
     status: int = ExitStatus.DONE
 
     def fail(self, row: Row, error: KvxferError) -> None:
@@ -217,7 +218,7 @@ def result(request: Request, hosts: Hosts, outcome: Outcome) -> dict[str, Any]:
         "models": models,
         "results": rows,
         "references": outcome.references,
-        "cost_model": [],
+        "cost_model": outcome.cost_model,
         "ratio": ratio,
         "verdict": None,
         "notices": _notices(request, hosts, outcome),

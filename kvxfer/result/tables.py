@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from kvxfer.result.cost_table import render_cost_models
 from kvxfer.result.printing import (
     NONE,
     Column,
@@ -96,6 +97,7 @@ def render(result: dict[str, Any], console: Console) -> None:
     _print_transfers(measured, keys, scope, console)
     _print_setup(measured, keys, scope, console)
     _print_references(measured, result["references"], keys, scope, console)
+    render_cost_models(result["cost_model"], scope, console)
     _print_errors([row for row in rows if row["status"] == "error"], keys, console)
     if result["ratio"]:
         from kvxfer.result.ratio_table import render_ratio
