@@ -3,6 +3,7 @@
 # make fuzz      a longer search: FUZZ_SECONDS=600 of each target
 # make install   the shared part: .venv with kvxfer in it
 # make benchmarks   bench/suites: the parts by themselves, beside plain sockets and memcpy
+# make cost-model   how well bench --fit predicts requests that it has not seen
 # make peers     bench/peers: beside NIXL, Mooncake, UCX, iperf3 and memcpy, on the same pieces
 # Each does its own set-up and redoes nothing that is up to date.
 
@@ -18,7 +19,7 @@ CTEST := $(BIN)/ctest --output-on-failure --no-tests=error --parallel $(JOBS) --
 BENCH_ARGS ?=
 PEERS_ARGS ?=
 
-.PHONY: bench benchmarks peers test test-full install install-dev lint test-native test-python sanitize test-slow test-slow-faults test-slow-rest fuzz clean
+.PHONY: bench benchmarks peers cost-model test test-full install install-dev lint test-native test-python sanitize test-slow test-slow-faults test-slow-rest fuzz clean
 
 bench: install
 	$(BIN)/python -m kvxfer.bench --model 70b --backend all $(BENCH_ARGS)
@@ -28,6 +29,9 @@ benchmarks: install-dev
 
 peers: install
 	$(BIN)/python bench/peers $(PEERS_ARGS)
+
+cost-model: install
+	$(BIN)/python bench/cost_model.py
 
 test: lint test-native test-python
 

@@ -96,11 +96,15 @@ def command(
     seconds = parse_float(fit_seconds, "--fit-seconds", 0, 86_400, above_low=True)
 
     # What is heavy to import comes only now, so that --help and wrong usage answer at once.
-    from kvxfer.backend.probe import ALL, choose_backends
+    from kvxfer.backend.probe import ALL, MEASURES_NOTHING, choose_backends
     from kvxfer.measure.request import Effort
     from kvxfer.measure.run import Request
 
     backends = choose_backends(backend)
+    if fit and all(name in MEASURES_NOTHING for name in backends):
+        raise UsageError(
+            f"--fit: backend {', '.join(backends)} moves nothing, and a cost model is of moving; name another"
+        )
     backend_options = _backend_options(backend_option or [], backends)
     request = Request(
         rows=_rows(asked, per_layer, ops, backend_options, alike),
@@ -202,7 +206,9 @@ def _measured(
     except KeyboardInterrupt:
         if not outcome.rows:
             raise
-        outcome.errors.append(f"only {len(outcome.rows)} of {len(request.rows)} rows were measured")
+        missing = len(outcome.rows) < len(request.rows)
+        only = f"only {len(outcome.rows)} of {len(request.rows)} rows were measured"
+        outcome.errors.append(only if missing else "the cost models were not finished")
         outcome.status = ExitStatus.INTERRUPTED
     return result(request, hosts, outcome)
 

@@ -302,9 +302,7 @@ def _contradiction(observations: Sequence[Observation]) -> UsageError:
     rates = [one.bytes / one.ms / 1e6 for one in observations if one.bytes and one.ms]
     told = ""
     if len(rates) > 1:
-        told = (
-            f"; they move {min(rates):.3g} to {max(rates):.3g} GB/s: a pull can fall back to TCP where a push does not"
-        )
+        told = f"; they move {min(rates):.3g} to {max(rates):.3g} GB/s: one direction can fall back to TCP alone"
     return UsageError(
         f"no α, γ and β explain these observations within {100 * TOLERANCES[-1]:g} %{told}; give those of one path "
         "together (one direction, one transport), and each other path by itself"

@@ -17,7 +17,7 @@ from kvxfer.measure.grid import design
 from kvxfer.measure.hosts import Hosts
 from kvxfer.measure.pair import Pair
 from kvxfer.measure.request import Effort, Row, tables
-from kvxfer.measure.row import Say
+from kvxfer.measure.row import NOISY_SHARE, Say, others_share
 from kvxfer.measure.run import Outcome, Request
 from kvxfer.measure.session import Session
 from kvxfer.measure.steady import SteadyState
@@ -30,6 +30,9 @@ MOST_SECONDS = 0.5
 
 ALLOWANCE = 0.1
 SAMPLES = 10
+TICKS_NS = 20_000_000
+"""The kernel counts others' CPU time in ticks of 10 ms; so much of it means nothing in a short measurement."""
+
 FIRST_NUMBER = 0
 
 
@@ -41,12 +44,23 @@ class Sampled:
     row: Row
     descriptors: int = 0
     ns: list[float] = field(default_factory=list)
+    noisy: list[bool] = field(default_factory=list)
+
+    @property
+    def quiet_ns(self) -> list[float]:
+        """The times of processes that others did not disturb."""
+        return [ns for ns, noisy in zip(self.ns, self.noisy, strict=True) if not noisy]
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether too few processes were left in peace, so that the others have to count too."""
+        return len(self.quiet_ns) < LEAST_PROCESSES
 
     def point(self) -> Point:
         return Point(
             descriptors=self.descriptors,
             bytes=self.row.bytes,
-            process_ns=tuple(self.ns),
+            process_ns=tuple(self.ns if self.disturbed else self.quiet_ns),
             role=self.role,
             inflight=self.row.inflight,
             tokens=self.row.tokens,
@@ -64,14 +78,16 @@ def fit_all(session: Session, request: Request, hosts: Hosts, seconds: float, ou
         try:
             hosts.with_memory_now().require_memory([row])
             sampled, transport = _measure(session, row, hosts, seconds, request.effort, say)
-            entry = fit([one.point() for one in sampled], row.seed).as_record()
+            measured = [one for one in sampled if one.ns]
+            entry = fit([one.point() for one in measured], row.seed).as_record()
         except KvxferError as error:
             outcome.errors.append(f"no cost model of {_named(row)}: {error}")
             outcome.status = max(outcome.status, error.status)
             if isinstance(error, PeerLostError):
                 return
             continue
-        outcome.cost_model.append(_of(row, hosts.scope_of(row), transport) | entry)
+        noisy = sum(one.disturbed for one in measured) / len(measured)
+        outcome.cost_model.append(_of(row, hosts.scope_of(row), transport) | {"noisy_share": noisy} | entry)
 
 
 def _longest(rows: Sequence[Row]) -> list[Row]:
@@ -106,20 +122,25 @@ def _measure(
 
 
 def _sample(session: Session, one: Sampled, hosts: Hosts, effort: Effort) -> str:
-    """One more process of a request. Returns what carried its bytes."""
+    """One more process of a request, if the backend carries so many at once. Returns what carries its bytes."""
     row = one.row
     pair = Pair(session, FIRST_NUMBER, row, tables(row, hosts.slots(row)), effort, hosts.peer_host)
     pair.set_up()
+    transport = pair.transport()
+    if row.inflight > pair.opened.max_inflight:
+        pair.end()
+        return transport
     pair.prepare_rest()
     steady = SteadyState(pair, effort)
     while steady.step():
         pass
     pair.run_verified()
-    transport = pair.transport()
     pair.end()
     one.descriptors = pair.descriptors
     totals = steady.totals
     one.ns.append(float(np.median(steady.samples)) if row.inflight == 1 else totals.wall_ns / totals.requests)
+    ticks = TICKS_NS / (totals.elapsed_ns * min(hosts.here.cpus, hosts.there.cpus))
+    one.noisy.append(others_share(totals, hosts) > NOISY_SHARE + ticks)
     return transport
 
 

@@ -134,17 +134,7 @@ class RowRun:
         }
 
     def _noise(self, totals: Totals) -> dict[str, Any]:
-        """Whether others (not the other worker), or the hypervisor, took more than 5 % of a host's CPUs."""
-        same_host = self._hosts.sides_here == 2
-        others_prefill = totals.others_prefill_ns - (totals.cpu_decode_ns if same_host else 0)
-        others_decode = totals.others_decode_ns - (totals.cpu_prefill_ns if same_host else 0)
-        wall = max(1, totals.elapsed_ns)
-        share = max(
-            others_prefill / (wall * self._hosts.here.cpus),
-            others_decode / (wall * self._hosts.there.cpus),
-            totals.steal_ns / (wall * min(self._hosts.here.cpus, self._hosts.there.cpus)),
-            0.0,
-        )
+        share = others_share(totals, self._hosts)
         return {"noisy": share > NOISY_SHARE, "other_cpu_share": share}
 
     def _measure_references(self, pair: Pair) -> None:
@@ -174,6 +164,20 @@ class RowRun:
             "samples_ns": samples,
         }
         self.references.append(reference | ({"threads": threads} if threads else {}))
+
+
+def others_share(totals: Totals, hosts: Hosts) -> float:
+    """The share of a host's CPUs (0 … 1) that others, not the other worker, or the hypervisor took meanwhile."""
+    same_host = hosts.sides_here == 2
+    others_prefill = totals.others_prefill_ns - (totals.cpu_decode_ns if same_host else 0)
+    others_decode = totals.others_decode_ns - (totals.cpu_prefill_ns if same_host else 0)
+    wall = max(1, totals.elapsed_ns)
+    return max(
+        others_prefill / (wall * hosts.here.cpus),
+        others_decode / (wall * hosts.there.cpus),
+        totals.steal_ns / (wall * min(hosts.here.cpus, hosts.there.cpus)),
+        0.0,
+    )
 
 
 def common(row: Row) -> dict[str, Any]:

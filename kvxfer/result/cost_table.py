@@ -46,6 +46,8 @@ def _told(model: Row) -> list[tuple[str, str]]:
     if model["valid"]["inflight"] > 1:
         told += f", up to {model['valid']['inflight']} requests at once"
     lines = [(name, told)]
+    if model["noisy_share"]:
+        lines.append((name, f"noisy: others used the CPUs during {100 * model['noisy_share']:.0f} % of its requests"))
     if len(model["bands"]) > 1:
         lines.append((name, f"one β does not fit: {'; '.join(map(_band, model['bands']))}"))
     return lines

@@ -33,7 +33,7 @@ SHORTER = ["--setup-repeats", "1", "--max-seconds", "0.3"]
 
 def run(words: list[str], where: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.run(words, cwd=where, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(words, cwd=where, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def shortened(command: str) -> list[str]:
@@ -42,6 +42,8 @@ def shortened(command: str) -> list[str]:
         return words
     if "--tokens" not in words:
         words += ["--tokens", "512"]
+    if "--fit" in words:
+        words += ["--fit-seconds", "1"]
     return words + SHORTER
 
 

@@ -48,7 +48,7 @@ def example_result() -> dict[str, Any]:
             reference("tcp-8192", "memcpy", 2_684_354_560, 431_000_000),
             reference("tcp-8192", "bulk", 2_684_354_560, 801_000_000),
         ],
-        "cost_model": [],
+        "cost_model": [cost_model()],
         "ratio": [
             {
                 "model": "llama-3.1-70b",
@@ -78,6 +78,58 @@ def example_result() -> dict[str, Any]:
         "plan": example_plan(),
         "verdict": None,
         "notices": ["a loopback run: no verdict is drawn from it"],
+    }
+
+
+def cost_model() -> dict[str, Any]:
+    def figure(value: float) -> dict[str, Any]:
+        return {"value": value, "ci95": [0.9 * value, 1.1 * value]}
+
+    def point(role: str, size: int, p50_ns: int, predicted_ns: int, inflight: int = 1) -> dict[str, Any]:
+        return {
+            "role": role,
+            "tokens": size // 327_680,
+            "block_size": 16,
+            "fragmentation": 1.0,
+            "inflight": inflight,
+            "descriptors": size // 65_536,
+            "bytes": size,
+            "process_ns": [p50_ns - 10_000, p50_ns, p50_ns + 10_000],
+            "p50_ns": p50_ns,
+            "predicted_ns": predicted_ns,
+        }
+
+    return {
+        "model": "llama-3.1-70b",
+        "dtype": "bf16",
+        "backend": "tcp",
+        "op": "push",
+        "scope": "loopback",
+        "transport": "tcp/lo",
+        "options": {},
+        "noisy_share": 0.25,
+        "form": "sum",
+        "alpha_ns": figure(63_700.0),
+        "latency_ns": figure(27_200.0),
+        "occupancy_ns": figure(36_500.0),
+        "gamma_ns": figure(151.0),
+        "beta_gbyte_s": {"value": 5.29, "ci95": [5.13, None]},
+        "bands": [
+            {"from_bytes": 0, "beta_gbyte_s": figure(9.1), "step_ns": 0},
+            {"from_bytes": 4_194_304, "beta_gbyte_s": {"value": 5.29, "ci95": [5.13, None]}, "step_ns": 20_500.0},
+        ],
+        "processes": 3,
+        "chosen_from": [
+            {"form": "sum", "breaks": [], "error_percent": 8.1},
+            {"form": "sum", "breaks": [4_194_304], "error_percent": 3.9},
+        ],
+        "held_out": {"requests": 1, "median_percent": 3.2, "worst_percent": 3.2},
+        "valid": {"bytes": [5_242_880, 83_886_080], "descriptors": [80, 1_280], "inflight": 4},
+        "points": [
+            point("fit", 5_242_880, 1_100_000, 1_120_000),
+            point("held_out", 41_943_040, 8_000_000, 8_256_000),
+            point("inflight", 5_242_880, 1_000_000, 1_010_000, inflight=4),
+        ],
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -135,7 +136,7 @@ def test_what_is_fitted_is_never_negative_and_never_falls(
     assert min(model.alpha_ns, model.gamma_ns, model.occupancy_ns or 0.0) >= 0
     assert all(band.ns_per_byte >= 0 and band.step_ns >= 0 for band in model.bands)
     times = [model.predict_ns(100, size) for size in np.geomspace(1, 1e10, 200)]
-    assert all(later >= earlier * (1 - 1e-9) for earlier, later in zip(times, times[1:], strict=False))
+    assert all(later >= earlier * (1 - 1e-9) for earlier, later in pairwise(times))
 
 
 @pytest.mark.usefixtures("few_draws")

@@ -1,0 +1,197 @@
+"""`kvxfer plan --observed` from the outside: log lines, files and URLs, and one error for each that is wrong."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_prometheus import TEXT
+
+from kvxfer import explained, plan
+
+LINE = "bytes=328204288,descriptors=40064,ms=173.8,post_ms=129.1"
+
+
+def explained_as(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert plan.main([*argv, "--json", "-"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 2) -> str:
+    assert plan.main([*argv]) == status
+    captured = capsys.readouterr()
+    assert not captured.out
+    (line,) = captured.err.splitlines()
+    return line
+
+
+@contextmanager
+def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """A server on this host whose GET is answered so; its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/metrics"
+        finally:
+            server.shutdown()
+            thread.join(10)
+
+
+def sends(text: bytes, status: int = 200) -> Callable[[BaseHTTPRequestHandler], None]:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        handler.end_headers()
+        handler.wfile.write(text)
+
+    return answer
+
+
+def test_a_log_line_is_answered_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(["--observed", LINE]) == 0
+    text = capsys.readouterr().out
+    assert "descriptor posting binds; a faster link wins at most 26 %" in text
+    assert "8,192 bytes a descriptor, 3.2 µs to post a descriptor" in text
+    assert "assumed" in text
+    assert "400 Gb/s, the fastest of --link" in text
+
+
+def test_what_is_open_says_what_to_measure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(["--observed", "bytes=524288000,descriptors=32000,ms=58"]) == 0
+    text = capsys.readouterr().out
+    assert "undetermined" in text
+    assert "measure  post_ms" in text
+
+
+def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    document = explained_as(capsys, "--observed", LINE, "--link", "200")
+    (one,) = document["observed"]["explained"]
+    assert one["binds"] == "posting"
+    assert one["terms"]["posting"]["percent"] == pytest.approx([74.28, 74.28], abs=0.01)
+    assert one["terms"]["wire"]["ms"] == pytest.approx([328204288 / 25e6, 44.7], abs=0.01)
+    assert [prior["name"] for prior in document["observed"]["priors"]] == ["posting", "fixed cost", "bandwidth"]
+    assert document["command"][:3] == ["kvxfer", "plan", "--observed"]
+
+
+def test_several_lines_are_taken_together(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ("bytes=1e9,descriptors=1000,ms=151,post_ms=1", "bytes=4e9,descriptors=1000,ms=451,post_ms=1")
+    document = explained_as(capsys, *(word for line in lines for word in ("--observed", line)))
+    for one in document["observed"]["explained"]:
+        assert one["terms"]["fixed"]["ms"] == pytest.approx([50, 50], abs=0.01)
+
+
+def test_metrics_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_text(TEXT)
+    document = explained_as(capsys, "--observed", str(path))
+    assert document["observed"]["explained"][0]["binds"] == "posting"
+    assert any("mean of 10 transfers" in notice for notice in document["notices"])
+
+
+def test_metrics_from_a_url(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(sends(TEXT.encode())) as url:
+        document = explained_as(capsys, "--observed", url)
+    assert document["observed"]["explained"][0]["binds"] == "posting"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("byte=1,ms=2", "'byte=1' is not known (did you mean bytes?)"),
+        ("ms=1,ms=2", "ms is there twice"),
+        ("ms", "cannot be read"),
+        ("ms=", "--observed ms= '' is not allowed"),
+        ("ms=0", "give a number above 0"),
+        ("ms=-1", "give a number above 0"),
+        ("ms=nan", "give a number above 0"),
+        ("ms=1,", "'' is not known"),
+        ("bytes=1e9", "has ms, or at least post_ms"),
+        ("ms=1,post_ms=2", "post_ms 2 is more than ms 1"),
+        ("ms=1,bytes=1e9", "above the line rate"),
+    ],
+)
+def test_a_wrong_line_is_one_error(capsys: pytest.CaptureFixture[str], line: str, says: str) -> None:
+    assert says in refused(capsys, "--observed", line)
+
+
+def test_wrong_files_are_one_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "No such file" in refused(capsys, "--observed", str(tmp_path / "none"))
+    assert "Is a directory" in refused(capsys, "--observed", str(tmp_path))
+    path = tmp_path / "metrics.txt"
+    path.write_text("# fine\n<html>\n")
+    assert "line 2: '<html>' is no sample" in refused(capsys, "--observed", str(path))
+    path.write_bytes(b"# fine\n\xff\n")
+    assert "line 2: it is not text in UTF-8" in refused(capsys, "--observed", str(path))
+
+
+def test_wrong_urls_are_one_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(sends(b"gone", status=404)) as url:
+        assert "answered 404 Not Found" in refused(capsys, "--observed", url)
+    with serving(sends(b"<html>")) as url:
+        assert "line 1: '<html>' is no sample" in refused(capsys, "--observed", url)
+    assert "cannot be fetched" in refused(capsys, "--observed", url, status=3)  # that server has ended
+    assert "cannot be fetched" in refused(capsys, "--observed", "http://127.0.0.1:99999/", status=3)
+
+
+def test_what_is_no_http_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.sendall(b"SSH-2.0-x\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
+        assert "cannot be fetched" in refused(capsys, "--observed", url, status=3)
+        thread.join(10)
+
+
+def test_a_server_that_trickles_is_given_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline is for all of it: each byte by itself comes in time."""
+    monkeypatch.setattr(explained, "FETCH_S", 0.5)
+    given_up = threading.Event()
+
+    def trickle(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        while not given_up.wait(0.05):
+            handler.wfile.write(b"#\n")
+
+    with serving(trickle) as url:
+        line = refused(capsys, "--observed", url, status=5)
+        given_up.set()
+    assert "has not answered within 0.5 s" in line
+
+
+def test_a_silent_server_is_given_up(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explained, "FETCH_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
+        assert "has not answered within 0.3 s" in refused(capsys, "--observed", url, status=5)
+
+
+def test_a_text_without_end_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explained, "LARGEST_TEXT", 1 << 20)
+    with serving(sends(b"#" * (3 << 20))) as url:
+        assert "more than 1 MiB" in refused(capsys, "--observed", url)
+    assert "more than 1 MiB" in refused(capsys, "--observed", "/dev/zero")

@@ -1,0 +1,212 @@
+"""What production reported, and what a log line of one's own says: bounds, never more than the figures carry."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shared_files import CASES
+
+from kvxfer.cost.observed import FASTER_LINK, RIGHT_TRANSPORT, Explained, Observation, explain
+from kvxfer.errors import UsageError
+
+LINKS = (100.0, 200.0, 400.0)
+
+
+def one(*observations: Observation, links: tuple[float, ...] = LINKS) -> Explained:
+    """The first of these, as explained beside the others."""
+    return explain(observations, links).explained[0]
+
+
+def percent(explained: Explained, term: str) -> tuple[float, float]:
+    found = explained.terms[term]  # type: ignore[index]
+    assert explained.observation.ms is not None
+    return 100 * found.low / explained.observation.ms, 100 * found.high / explained.observation.ms
+
+
+def at_most(explained: Explained, remedy: str) -> float:
+    """In percent of the whole."""
+    (ms,) = [ms for what, ms in explained.helps if what.startswith(remedy)]
+    return explained.share(ms) or 0.0
+
+
+# --- what was reported, by its issue -------------------------------------------------------------------------------
+
+
+def test_vllm_34054_is_bound_by_descriptors_and_a_faster_link_wins_a_quarter() -> None:
+    case = one(Observation(ms=173.8, bytes=328_204_288, descriptors=40_064, post_ms=129.1))
+    assert case.binds == "posting"
+    assert percent(case, "posting") == pytest.approx((74.3, 74.3), abs=0.1)
+    assert case.post_us == pytest.approx(3.22, abs=0.01)
+    assert at_most(case, FASTER_LINK) == pytest.approx(25.7, abs=0.1)
+    assert case.helps[0][0].startswith("fewer descriptors")
+
+
+def test_vllm_35264_tells_the_time_per_descriptor_and_not_what_binds() -> None:
+    case = one(Observation(descriptors=18_880, post_ms=46))
+    assert case.post_us == pytest.approx(2.44, abs=0.01)
+    assert case.binds is None
+    assert case.measure == ["ms: how long the whole transfer takes, from its post to its completion"]
+
+
+def test_vllm_35264_the_short_request_does_not_have_the_long_one_s_time_per_descriptor() -> None:
+    """0.46 ms for 118 are 3.9 µs each, 46 ms for 18,880 are 2.4: no one γ, and it says so."""
+    found = explain([Observation(descriptors=118, post_ms=0.46), Observation(descriptors=18_880, post_ms=46)], LINKS)
+    assert found.tolerance > 0.1
+
+
+def test_vllm_52607_the_two_directions_are_not_one_path() -> None:
+    pull, push = (Observation(ms=1e9 / (rate * 1e6), bytes=1e9, descriptors=2560) for rate in (0.5, 49))
+    with pytest.raises(UsageError, match=r"0\.5 to 49 GB/s: one direction can fall back to TCP alone"):
+        explain([pull, push], LINKS)
+
+
+def test_vllm_52607_a_pull_of_half_a_gigabyte_per_second_is_carried_by_something_else() -> None:
+    case = one(Observation(ms=2000, bytes=1e9, descriptors=2560))
+    assert case.binds == "wrong transport"
+    assert "which transport" in case.measure[0]
+    assert case.helps[0][0] == RIGHT_TRANSPORT
+
+
+def test_vllm_50913_fixed_cost_dominates() -> None:
+    """Blocks of 16 → 64 leave a quarter of the descriptors; the data alone takes about 29 ms."""
+    blocks = 320
+    small = Observation(ms=263, descriptors=64 * blocks, wire_ms=29)
+    large = Observation(ms=197, descriptors=16 * blocks, wire_ms=29)
+    for case in explain([small, large], LINKS).explained:
+        assert case.binds == "fixed"
+        assert case.terms["fixed"].low == pytest.approx(146, abs=1)
+
+
+@pytest.mark.parametrize(("share", "binds"), [(56.9, "posting"), (15.0, None)], ids=["cuda_ipc", "InfiniBand"])
+def test_vllm_55434_posting_binds_on_cuda_ipc_and_not_on_infiniband(share: float, binds: str | None) -> None:
+    case = one(Observation(ms=250, bytes=4.9e9, descriptors=105_000, post_ms=2.5 * share))
+    assert case.binds == binds
+    assert at_most(case, FASTER_LINK) <= 100 - share + 0.1
+
+
+def test_vllm_53825_is_18_percent_of_line_rate_and_what_binds_is_open() -> None:
+    size = 32_000 * 16_384
+    case = one(Observation(ms=size / 9e6, bytes=size, descriptors=32_000), links=(400.0,))
+    assert percent(case, "wire")[0] == pytest.approx(18, abs=0.1)
+    assert case.binds is None
+    assert any(what.startswith("post_ms") for what in case.measure)
+
+
+@pytest.mark.parametrize("rate", [0.4, 0.32], ids=["NIXL #922", "NIXL #1021"])
+def test_nixl_something_else_than_nvlink_carries_the_bytes(rate: float) -> None:
+    case = one(Observation(ms=1e9 / (rate * 1e6), bytes=1e9, descriptors=1000), links=(2400.0,))
+    assert case.binds == "wrong transport"
+
+
+def test_nixl_176_posting_is_far_slower_than_usual() -> None:
+    case = one(Observation(ms=700, descriptors=15_000, post_ms=600))
+    assert case.binds == "posting"
+    assert case.post_us == pytest.approx(40)
+
+
+def test_lmcache_4432_is_bound_by_bandwidth() -> None:
+    fast, slow = (one(Observation(ms=1e9 / (rate * 1e6), bytes=1e9), links=(100.0,)) for rate in (9.3, 6.0))
+    assert fast.binds == "wire"
+    assert percent(fast, "wire")[0] == pytest.approx(74.4, abs=0.1)
+    assert slow.binds is None  # 48 % of it at line rate: the rest may be anything
+
+
+def test_sglang_31993_faster_than_the_link_is_refused() -> None:
+    with pytest.raises(UsageError, match="above the line rate of 50 GB/s"):
+        explain([Observation(ms=10, bytes=1e9)], LINKS)
+
+
+def test_sglang_28737_38_s_of_connecting_are_more_than_any_steady_transfer_has() -> None:
+    case = one(Observation(ms=38_000, bytes=1e8, descriptors=1000))
+    assert case.binds == "wrong transport"
+    assert "first request" in case.measure[0]
+
+
+def test_efa_is_12_percent_of_line_rate_and_open() -> None:
+    case = one(Observation(ms=130, bytes=0.79e9))
+    assert percent(case, "wire")[0] == pytest.approx(12.2, abs=0.1)
+    assert case.binds is None
+    assert any("descriptors" in what for what in case.measure)
+
+
+def test_mooncake_published_a_small_transfer_never_sees_the_line_rate() -> None:
+    """Two sizes of one path: the small one is not bound by its bytes, the large one may be."""
+    small, large = Observation(ms=20e6 / 36.5e6, bytes=20e6), Observation(ms=31.7, bytes=4.5e9)
+    found = explain([small, large], (3200.0,))
+    assert percent(found.explained[0], "wire")[1] < 27
+    assert percent(found.explained[1], "wire")[1] > 99
+    assert percent(found.explained[1], "fixed")[1] < 2
+
+
+@pytest.mark.skipif(not CASES.exists(), reason="the shared cases are not here")
+def test_the_shared_cases() -> None:
+    first, second = json.loads(CASES.read_text())["cost_model"]
+    case = one(Observation(first["total_ms"], first["bytes"], first["descriptors"], first["post_ms"]))
+    share = percent(case, "posting")[0]
+    assert first["says"] == f"{case.post_us:.1f} us a descriptor, {share:.0f} % posting: descriptor-bound"
+    assert case.binds == "posting"
+    case = one(Observation(descriptors=second["descriptors"], post_ms=second["post_ms"]))
+    assert second["says"] == f"{case.post_us:.1f} us a descriptor"
+
+
+# --- in general -----------------------------------------------------------------------------------------------------
+
+
+@given(
+    alpha=st.floats(0.01, 200),
+    gamma_us=st.floats(0.1, 30),
+    rate=st.floats(1, 49),
+    size=st.floats(1e6, 1e10),
+    count=st.integers(1, 100_000),
+    tells_posting=st.booleans(),
+    further=st.booleans(),
+)
+def test_the_truth_is_always_within_the_bounds(
+    alpha: float, gamma_us: float, rate: float, size: float, count: int, tells_posting: bool, further: bool
+) -> None:
+    def observed(size: float, count: int) -> Observation:
+        posting = gamma_us * count / 1e3
+        return Observation(alpha + posting + size / rate / 1e6, size, count, posting if tells_posting else None)
+
+    others = [observed(size / 7, count + 5)] if further else []
+    case = one(observed(size, count), *others)
+    true = {"posting": gamma_us * count / 1e3, "fixed": alpha, "wire": size / rate / 1e6}
+    slack = 1e-4 * (case.observation.ms or 1)
+    for term, ms in true.items():
+        found = case.terms[term]  # type: ignore[index]
+        assert found.low - slack <= ms <= found.high + slack
+    if case.binds in true:
+        assert true[str(case.binds)] >= max(true.values()) - slack
+    for _, most in case.helps:
+        assert most <= (case.observation.ms or 0) + slack
+
+
+def test_a_second_size_tells_fixed_cost_from_bandwidth() -> None:
+    def observed(size: float) -> Observation:
+        return Observation(ms=50 + size / 10e6, bytes=size, descriptors=1000, post_ms=1)
+
+    alone, beside = one(observed(0.5e9)), one(observed(0.5e9), observed(4e9))
+    assert any("a second request" in what for what in alone.measure)
+    assert not beside.measure
+    assert (beside.terms["fixed"].low, beside.terms["fixed"].high) == pytest.approx((49, 49), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("observation", "says"),
+    [
+        (Observation(bytes=1e9), "has ms, or at least post_ms"),
+        (Observation(ms=1, post_ms=2), "post_ms 2 is more than ms 1"),
+        (Observation(ms=1, wire_ms=2), "wire_ms 2 is more than ms 1"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(observation: Observation, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        explain([observation], LINKS)
+
+
+def test_too_many_are_refused() -> None:
+    with pytest.raises(UsageError, match="at most 8"):
+        explain([Observation(ms=1)] * 9, LINKS)

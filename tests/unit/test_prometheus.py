@@ -1,0 +1,130 @@
+"""vLLM's Prometheus text: what its histograms mean, and one error with a line number where it is no such text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvxfer.cost.prometheus import scrape
+from kvxfer.errors import UsageError
+
+TEXT = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="meta-llama/Llama-3.1-70B"} 3.0
+# TYPE vllm:nixl_xfer_time_seconds histogram
+vllm:nixl_xfer_time_seconds_bucket{engine="0",le="0.005",model_name="m"} 0.0
+vllm:nixl_xfer_time_seconds_bucket{engine="0",le="0.2",model_name="m"} 9.0
+vllm:nixl_xfer_time_seconds_bucket{engine="0",le="+Inf",model_name="m"} 10.0
+vllm:nixl_xfer_time_seconds_count{engine="0",model_name="m"} 10.0
+vllm:nixl_xfer_time_seconds_sum{engine="0",model_name="m"} 1.738
+vllm:nixl_post_time_seconds_count{engine="0",model_name="m"} 10.0
+vllm:nixl_post_time_seconds_sum{engine="0",model_name="m"} 1.291
+vllm:nixl_bytes_transferred_count{engine="0",model_name="m"} 10.0
+vllm:nixl_bytes_transferred_sum{engine="0",model_name="m"} 3.28204288e+09
+vllm:nixl_num_descriptors_count{engine="0",model_name="m"} 10.0
+vllm:nixl_num_descriptors_sum{engine="0",model_name="m"} 400640.0
+"""
+
+
+def test_the_mean_transfer() -> None:
+    found = scrape(TEXT, "metrics")
+    observation = found.observation
+    assert (observation.ms, observation.post_ms) == pytest.approx((173.8, 129.1))
+    assert (observation.bytes, observation.descriptors) == pytest.approx((328_204_288, 40_064))
+    assert found.transfers == 10
+    assert "half of them took at most 200 ms, 90 % at most 200 ms (upper edges of buckets)" in found.notices
+
+
+def test_engines_are_added_up() -> None:
+    other = TEXT.replace('engine="0"', 'engine="1"').replace(" 1.738\n", " 0.738\n")
+    found = scrape(TEXT + other, "metrics")
+    assert found.transfers == 20
+    assert found.observation.ms == pytest.approx(1e3 * (1.738 + 0.738) / 20)
+    assert "of 2 engines or models" in found.notices[0]
+
+
+def test_a_mean_that_few_long_ones_carry_is_told() -> None:
+    assert "a few very long ones" in " ".join(scrape(TEXT.replace(" 1.738\n", " 40\n"), "m").notices)
+
+
+def test_what_was_not_counted_is_not_known() -> None:
+    """Other connectors and older versions have fewer histograms."""
+    few = "\n".join(line for line in TEXT.splitlines() if "post_time" not in line and "descriptors" not in line)
+    observation = scrape(few, "metrics").observation
+    assert observation.post_ms is None
+    assert observation.descriptors is None
+    assert observation.bytes == pytest.approx(328_204_288)
+
+
+def test_counts_that_differ_are_told() -> None:
+    text = TEXT.replace(
+        'post_time_seconds_count{engine="0",model_name="m"} 10', 'post_time_seconds_count{engine="0"} 9'
+    )
+    assert "different numbers of transfers" in " ".join(scrape(text, "m").notices)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'a{b="c d\\"} e"} 1',
+        'a{b="1",} 1',
+        "a 1 1700000000000",
+        "a NaN",
+        "a +Inf",
+        "a\t1e-3",
+        'a_bucket{le="1"} 2 # {trace_id="x"} 0.5 1700000000.0',
+        "# EOF",
+        "   ",
+        'a { b = "c" } .5',
+    ],
+)
+def test_the_rest_of_the_format_is_passed_over(line: str) -> None:
+    assert scrape(TEXT + line + "\n", "m").transfers == 10
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "<html>",
+        "{}",
+        'a{b="c} 1',
+        "a{b=c} 1",
+        "a",
+        "a one",
+        "a 1 2 3",
+        "1a 1",
+        'a{b="c"',
+        'vllm:nixl_xfer_time_seconds_count{engine="0"} -1',
+        'vllm:nixl_xfer_time_seconds_sum{engine="0"} NaN',
+        'vllm:nixl_xfer_time_seconds_bucket{engine="0"} 1',
+    ],
+)
+def test_malformed_text_is_one_error_with_its_line(line: str) -> None:
+    with pytest.raises(UsageError, match=r"^metrics, line 3: "):
+        scrape("# one\n\n" + line + "\n" + TEXT, "metrics")
+
+
+def test_buckets_that_fall_are_refused() -> None:
+    with pytest.raises(UsageError, match="buckets of vllm:nixl_xfer_time_seconds fall"):
+        scrape(TEXT.replace('le="0.005",model_name="m"} 0.0', 'le="0.005",model_name="m"} 99'), "m")
+
+
+def test_nothing_moved_yet() -> None:
+    with pytest.raises(UsageError, match="has no vllm:nixl_xfer_time_seconds"):
+        scrape("up 1\n", "m")
+    with pytest.raises(UsageError, match="has counted no transfer yet"):
+        scrape('vllm:nixl_xfer_time_seconds_count{engine="0"} 0\nvllm:nixl_xfer_time_seconds_sum{engine="0"} 0\n', "m")
+
+
+@given(st.text(max_size=200) | st.lists(st.sampled_from(list('{}",=_le 1a\n#\\\t')), max_size=60).map("".join))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        scrape(text, "m")
+
+
+def test_a_long_malformed_line_takes_no_time() -> None:
+    for line in ("a" + " " * 300_000 + "b", "a{" + 'b="c",' * 50_000, 'a{b="' + "\\x" * 100_000):
+        with pytest.raises(UsageError, match="line 1"):
+            scrape(line, "m")
