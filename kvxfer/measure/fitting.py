@@ -25,7 +25,7 @@ from kvxfer.measure.steady import SteadyState
 MOST_PROCESSES = 7
 """Fresh starts of each request; more would make the intervals a little narrower and the wait longer."""
 
-MOST_SECONDS = 0.5
+MOST_SECONDS = 0.25
 """Of a request's steady state in one process; of a short --fit-seconds a share."""
 
 ALLOWANCE = 0.1

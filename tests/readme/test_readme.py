@@ -41,7 +41,7 @@ def shortened(command: str) -> list[str]:
     if words[1] != "bench":
         return words
     if "--tokens" not in words:
-        words += ["--tokens", "512"]
+        words += ["--tokens", "128" if "--fit" in words else "512"]  # a shorter prompt has a smaller grid
     if "--fit" in words:
         words += ["--fit-seconds", "1"]
     return words + SHORTER
@@ -135,6 +135,16 @@ def test_the_peers_shown_are_the_committed_ones() -> None:
 def test_the_verdict_shown_is_what_plan_prints(tmp_path: Path) -> None:
     (command, shown) = re.findall(r"^\$ (kvxfer plan .*)\n(Verdict: [^`]*)```", README, re.MULTILINE)[0]
     assert shown in run(command.split(), tmp_path).stdout
+
+
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
+def test_what_is_said_of_cost_models_is_what_was_measured(backend: str) -> None:
+    (path,) = (ROOT / "bench" / "results").glob(f"*-cost-model-{backend}.json")
+    (model,) = read_result(path)["cost_model"]
+    alpha, gamma = model["alpha_ns"]["value"] / 1e3, model["gamma_ns"]["value"] / 1e3
+    assert f"| `{backend}` | {alpha:.0f} µs | {gamma:.2f} µs | {model['beta_gbyte_s']['value']:.1f} GB/s |" in README
+    assert f"| {model['held_out']['median_percent']:.1f} % | {model['held_out']['worst_percent']:.1f} % |" in README
+    assert model["held_out"]["median_percent"] < 10
 
 
 def test_nothing_is_left_to_be_filled_in() -> None:
