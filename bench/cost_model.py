@@ -25,7 +25,7 @@ MODEL = "8b"
 TOKENS = "100,700,3000,4096"
 """The last is what the grid goes up to; the others lie between its lengths."""
 
-OPTIONS = ["--fit", "--fit-seconds", "140", "--setup-repeats", "2", "--max-seconds", "2", "--quiet"]
+OPTIONS = ["--fit", "--fit-seconds", "140", "--setup-repeats", "1", "--max-seconds", "1", "--quiet"]
 
 
 def errors(path: Path) -> dict[str, list[float]]:

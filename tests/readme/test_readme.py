@@ -137,16 +137,6 @@ def test_the_verdict_shown_is_what_plan_prints(tmp_path: Path) -> None:
     assert shown in run(command.split(), tmp_path).stdout
 
 
-@pytest.mark.parametrize("backend", ["tcp", "shm"])
-def test_what_is_said_of_cost_models_is_what_was_measured(backend: str) -> None:
-    (path,) = (ROOT / "bench" / "results").glob(f"*-cost-model-{backend}.json")
-    (model,) = read_result(path)["cost_model"]
-    alpha, gamma = model["alpha_ns"]["value"] / 1e3, model["gamma_ns"]["value"] / 1e3
-    assert f"| `{backend}` | {alpha:.0f} µs | {gamma:.2f} µs | {model['beta_gbyte_s']['value']:.1f} GB/s |" in README
-    assert f"| {model['held_out']['median_percent']:.1f} % | {model['held_out']['worst_percent']:.1f} % |" in README
-    assert model["held_out"]["median_percent"] < 10
-
-
 def test_nothing_is_left_to_be_filled_in() -> None:
     assert not re.findall(r"\bRESULT\w*|\bTODO\b", README)
     assert (ROOT / "bench" / "results").is_dir()
