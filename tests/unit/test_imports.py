@@ -15,7 +15,19 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "kvxfer"
 
 FLOORS = (
-    ("bench", "serve", "plan", "explained", "decision", "load_options", "model_command", "keys", "doctor", "asked", "cli"),
+    (
+        "bench",
+        "serve",
+        "plan",
+        "explained",
+        "decision",
+        "load_options",
+        "model_command",
+        "keys",
+        "doctor",
+        "asked",
+        "cli",
+    ),
     ("measure", "topology"),
     ("cache", "cost"),
     ("model", "result", "control", "backend"),
