@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/mempolicy.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -55,6 +56,21 @@ TEST(mapping, shared_memory_is_seen_by_whoever_has_its_descriptor) {
   other.address()[0] = std::byte{8};
   CHECK(one.address()[0] == std::byte{8});
   CHECK(one.holds(one.address(), one.bytes()) && !one.holds(one.address() + 1, one.bytes()));
+}
+
+// By system calls, which no sanitizer keeps books of in memory of its own.
+TEST(mapping, whoever_maps_shared_memory_meets_no_fault_on_first_write) {
+  constexpr long pages = 2048;
+  const Mapping one(pages * 4096, Backing::shared);
+  const Mapping other = Mapping::of_peer(one.descriptor(), one.bytes());
+  const int zeros = ::open("/dev/zero", O_RDONLY | O_CLOEXEC);
+  rusage before{}, after{};
+  ::getrusage(RUSAGE_THREAD, &before);
+  const long got = ::syscall(SYS_read, zeros, other.address(), other.bytes());
+  ::getrusage(RUSAGE_THREAD, &after);
+  ::close(zeros);
+  CHECK_EQ(got, pages * 4096);
+  CHECK(after.ru_minflt - before.ru_minflt < pages / 16);
 }
 
 TEST(mapping, shared_memory_keeps_its_size) {
