@@ -1,8 +1,14 @@
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sched.h>
+#include <sys/socket.h>
 
+#include <array>
 #include <filesystem>
 #include <thread>
 
+#include "backend/lane.h"
+#include "memory/parallel.h"
 #include "tests/conformance/rig.h"
 
 namespace kvxfer::test {
@@ -50,16 +56,77 @@ std::size_t pinned_threads() {
   return pinned;
 }
 
+// Both sides of a pair have two threads for each connection.
+void expect_pinned(std::size_t expected) {
+  const Deadline deadline = Deadline::after(10'000'000'000);
+  while (pinned_threads() != expected && !deadline.passed()) std::this_thread::yield();
+  CHECK_EQ(pinned_threads(), expected);
+}
+
 TEST(tcp, pinned_lanes_move_bytes_and_keep_to_their_cpus) {
+  if (usable_cores() == 1) return;  // every thread is pinned then
   const std::size_t before = pinned_threads();
   Pair pair(1 << 20, {{"connections", 3}, {"pin", 1}});
   const auto plans = pair.prepare(shuffled(256, 4096, 1));
   move(pair, plans, Op::push, 1);
   move(pair, plans, Op::pull, 2);
-  if (std::thread::hardware_concurrency() == 1) return;  // every thread is pinned then
-  const Deadline deadline = Deadline::after(10'000'000'000);
-  while (pinned_threads() != before + 12 && !deadline.passed()) std::this_thread::yield();
-  CHECK_EQ(pinned_threads(), before + 12);
+  expect_pinned(before + 12);
+}
+
+TEST(tcp, lanes_are_pinned_where_there_are_no_more_cpus_than_connections) {
+  const std::size_t cores = usable_cores(), before = pinned_threads();
+  if (cores == 1 || cores > 63) return;
+  for (const std::size_t connections : {cores, cores - 1}) {
+    Pair pair(1 << 20, {{"connections", static_cast<std::int64_t>(connections)}});
+    const auto plans = pair.prepare(shuffled(256, 4096, 1));
+    move(pair, plans, Op::push, 1);
+    expect_pinned(before + (connections == cores ? 4 * connections : 0));
+  }
+}
+
+// TCP sockets of this process that have an option set to a value.
+std::size_t sockets_with(int level, int option, int wanted) {
+  std::size_t found = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    int value = 0;
+    socklen_t length = sizeof value;
+    if (::getsockopt(std::stoi(entry.path().filename()), level, option, &value, &length) == 0) found += value == wanted;
+  }
+  return found;
+}
+
+std::size_t sockets_under(const std::string& congestion_control) {
+  std::size_t found = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::array<char, 16> name{};
+    socklen_t length = name.size() - 1;
+    if (::getsockopt(std::stoi(entry.path().filename()), IPPROTO_TCP, TCP_CONGESTION, name.data(), &length) == 0)
+      found += congestion_control == name.data();
+  }
+  return found;
+}
+
+TEST(tcp, within_a_host_data_sockets_of_both_sides_leave_the_systems_congestion_control) {
+  const std::size_t before = sockets_under("reno");
+  const Pair with(1 << 20, {{"connections", 3}});
+  const std::size_t with_it = sockets_under("reno");
+  const Pair without(1 << 20, {{"connections", 3}, {"reno_on_lo", 0}});
+  const std::size_t system_has_it = sockets_under("reno") - with_it;  // where reno is the system's
+  CHECK_EQ(with_it - before, system_has_it > 0 ? system_has_it : 6U);
+}
+
+TEST(tcp, data_sockets_poll_the_network_card_where_the_kernel_lets_them) {
+  constexpr int wanted = 77;
+  const Options options{{"busy_poll_us", wanted}};
+  const Socket tried(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (::setsockopt(tried.fd(), SOL_SOCKET, SO_BUSY_POLL, &wanted, sizeof wanted) != 0) {
+    CHECK_THROWS(Fault::unavailable, "busy_poll_us=77", find_backend("tcp").open(Token(token_bytes, 'x'), options));
+    return;
+  }
+  Pair pair(1 << 20, options);
+  const auto plans = pair.prepare(shuffled(256, 4096, 1));
+  move(pair, plans, Op::push, 1);
+  CHECK_EQ(sockets_with(SOL_SOCKET, SO_BUSY_POLL, wanted), 4U + 1U);
 }
 
 TEST(tcp, bytes_moved_counts_both_directions) {

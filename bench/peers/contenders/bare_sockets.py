@@ -64,6 +64,7 @@ class Side:
             self._sockets = [socket.create_connection(address, WAIT_S) for _ in range(self._count)]
         for one in self._sockets:
             one.settimeout(None)
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
             self._library.floor_no_delay(one.fileno())
 
     def move(self, first: int, count: int) -> list[tuple[int, int]] | None:

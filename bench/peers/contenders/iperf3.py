@@ -1,4 +1,6 @@
-"""iperf3 over loopback: one hot buffer in 1, 2 or 4 streams. Its own figure counts, of what the receiver got."""
+"""iperf3 over loopback: one hot buffer in 1, 2 or 4 streams, under the congestion control that kvxfer takes there. Its
+own figure counts, of what the receiver got.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ class Side(LinkTest):
 
     def client(self, port: str) -> list[str]:
         streams = str(self.options["streams"])
-        return ["-c", "127.0.0.1", "-p", port, "-J", "-P", streams, "-n", str(self.job.bytes)]
+        return ["-c", "127.0.0.1", "-p", port, "-J", "-P", streams, "-n", str(self.job.bytes), "-C", "reno"]
 
     def bytes_per_s(self, said: str) -> float:
         received = json.loads(said)["end"].get("sum_received", {})  # none when the server was not there yet

@@ -1,10 +1,14 @@
 #include "backends/tcp/peer.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <string_view>
 
 namespace kvxfer::tcp {
 
@@ -20,14 +24,22 @@ constexpr std::size_t ranges_room = 16;
 constexpr std::uint64_t chunks_per_lane = 4;
 constexpr std::uint64_t least_share = std::uint64_t{64} << 10;
 
+void tune(int fd, const Tuning& tuning) {
+  // Within a host there is no network to be fair to, and pacing (bbr) costs a third of the CPU time. Every kernel has
+  // reno and lets anybody use it; if not, the system's choice stays.
+  constexpr std::string_view reno = "reno";
+  if (tuning.reno_on_lo && interface_of(fd) == "lo")
+    ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, reno.data(), reno.size());
+  if (tuning.busy_poll_us > 0)
+    ::setsockopt(fd, SOL_SOCKET, SO_BUSY_POLL, &tuning.busy_poll_us, sizeof tuning.busy_poll_us);
+}
+
 }  // namespace
 
-TcpPeer::TcpPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes, Chunking chunking, bool pin)
-    : LanePeer(events, id, std::move(lanes)),
-      chunking_(chunking),
-      pin_(pin),
-      transfers_(2 * (max_inflight + lanes_.size())) {
+TcpPeer::TcpPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes, const Tuning& tuning)
+    : LanePeer(events, id, std::move(lanes)), tuning_(tuning), transfers_(2 * (max_inflight + lanes_.size())) {
   send_queue_.reserve(transfers_.size());
+  for (std::size_t lane = 1; lane < lanes_.size(); ++lane) tune(lanes_[lane].fd(), tuning);
 }
 
 TcpPeer::~TcpPeer() { close(); }
@@ -50,7 +62,7 @@ void TcpPeer::start() {
 // busy CPUs that leaves both ends of all lanes on one. Without effect where there are more CPUs than the mask holds.
 void TcpPeer::keep_to_cpu(std::size_t lane) const {
   cpu_set_t allowed;
-  if (!pin_ || ::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  if (!tuning_.pin || ::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
   std::size_t passed = (id() * (lanes_.size() - 1) + lane - 1) % static_cast<std::size_t>(CPU_COUNT(&allowed));
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (!CPU_ISSET(cpu, &allowed) || passed-- != 0) continue;
@@ -205,7 +217,7 @@ bool TcpPeer::cancel(std::uint64_t tag) {
 // A small transfer is cut finer, so that all lanes have a share of it and end at about the same time.
 void TcpPeer::queue(Transfer& transfer) {
   const std::uint64_t share = transfer.total / (chunks_per_lane * (lanes_.size() - 1));
-  transfer.chunk_bytes = std::min(std::max(share, least_share), chunking_.bytes);
+  transfer.chunk_bytes = std::min(std::max(share, least_share), tuning_.chunk_bytes);
   send_queue_.push_back(&transfer);
 }
 
@@ -235,7 +247,7 @@ bool TcpPeer::take_chunk(Chunk& chunk, bool& waits_for_ready) {
 }
 
 void TcpPeer::send_chunks(std::size_t lane) {
-  std::vector<iovec> room(chunking_.pieces_per_call + 1);
+  std::vector<iovec> room(tuning_.pieces_per_call + 1);
   for (;;) {
     Chunk chunk;
     {
@@ -270,8 +282,8 @@ int TcpPeer::send_chunk(int fd, const Chunk& chunk, std::vector<iovec>& room) {
   std::size_t used = 1;
   do {
     const std::uint64_t from = at;
-    used += chunk.transfer->plan->pieces(at, std::min(end - at, call_bytes),
-                                         {room.data() + used, chunking_.pieces_per_call});
+    used +=
+        chunk.transfer->plan->pieces(at, std::min(end - at, call_bytes), {room.data() + used, tuning_.pieces_per_call});
     if (const int code = send_vectors(fd, room.data(), used)) return code;
     bytes_moved_.fetch_add(at - from, std::memory_order_relaxed);
     used = 0;
@@ -359,7 +371,7 @@ std::string TcpPeer::admit(const ChunkHeader& header, LanePlan*& plan_of, Transf
 
 void TcpPeer::receive_chunks(std::size_t lane) {
   const int fd = lanes_[lane].fd();
-  std::vector<iovec> room(chunking_.pieces_per_call);
+  std::vector<iovec> room(tuning_.pieces_per_call);
   for (;;) {
     ChunkHeader header;
     int code = receive_all(fd, &header, sizeof header);

@@ -14,9 +14,12 @@
 
 namespace kvxfer::tcp {
 
-struct Chunking {
-  std::uint64_t bytes;          // the most of a transfer that a lane takes at a time
+struct Tuning {
+  std::uint64_t chunk_bytes;    // the most of a transfer that a lane takes at a time
   std::size_t pieces_per_call;  // descriptors per system call
+  bool pin;                     // each lane's threads keep to one CPU, another one for every lane
+  bool reno_on_lo;              // in place of the system's congestion control where both sides are on this host
+  int busy_poll_us;             // how long a receiving call polls the network card before it sleeps
 };
 
 // Precedes every chunk on a data lane.
@@ -34,8 +37,7 @@ static_assert(sizeof(ChunkHeader) == 48);
 
 class TcpPeer final : public LanePeer {
  public:
-  // `pin`: each lane's threads keep to one CPU, another one for every lane.
-  TcpPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes, Chunking chunking, bool pin);
+  TcpPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes, const Tuning& tuning);
   ~TcpPeer() override;
 
   void start() override;
@@ -114,8 +116,7 @@ class TcpPeer final : public LanePeer {
   std::string sender_stopped(const Notice& notice);
   std::string answered(const Notice& notice);
 
-  const Chunking chunking_;
-  const bool pin_;
+  const Tuning tuning_;
   // Fixed size, under mutex_: max_inflight of each side, and what has ended while a lane still held a chunk of it.
   std::vector<Transfer> transfers_;
   std::size_t used_ = 0;               // slots beyond were never open

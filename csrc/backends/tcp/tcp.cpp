@@ -1,7 +1,12 @@
 #include "backends/tcp/tcp.h"
 
+#include <sys/socket.h>
+
+#include <cerrno>
+
 #include "backend/lane_context.h"
 #include "backends/tcp/peer.h"
+#include "memory/parallel.h"
 
 namespace kvxfer::tcp {
 
@@ -10,7 +15,12 @@ namespace {
 constexpr OptionBounds connections{"connections", 1, max_lanes - 1, 2};
 constexpr OptionBounds chunk_kib{"chunk_kib", 4, 1 << 20, 1024};
 constexpr OptionBounds pieces_per_call{"pieces_per_call", 1, 1023, 64};
-constexpr OptionBounds pin{"pin", 0, 1, 0};
+// Where there is a CPU for each connection and no more, the scheduler often leaves them all on one. With more CPUs than
+// that, both ends of a connection may run at the same time, which pinning would forbid.
+constexpr std::int64_t if_few_cpus = 2;
+constexpr OptionBounds pin{"pin", 0, if_few_cpus, if_few_cpus};
+constexpr OptionBounds reno_on_lo{"reno_on_lo", 0, 1, 1};
+constexpr OptionBounds busy_poll_us{"busy_poll_us", 0, 10'000, 0};
 
 Capabilities abilities() {
   Capabilities c;
@@ -19,22 +29,39 @@ Capabilities abilities() {
   return c;
 }
 
+// Now, and not when a peer connects.
+void require_busy_poll(int for_us) {
+  const Socket tried(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (::setsockopt(tried.fd(), SOL_SOCKET, SO_BUSY_POLL, &for_us, sizeof for_us) == 0) return;
+  throw system_error(Fault::unavailable,
+                     "the kernel refuses busy_poll_us=" + std::to_string(for_us) +
+                         " (it takes CAP_NET_ADMIN, or as much in sysctl net.core.busy_read)",
+                     errno);
+}
+
+bool pins(const Options& options) {
+  const std::int64_t asked = option(options, pin);
+  if (asked != if_few_cpus) return asked != 0;
+  return usable_cores() <= static_cast<std::size_t>(option(options, connections));
+}
+
 class TcpContext final : public LaneContext {
  public:
   TcpContext(const Token& token, const Options& options)
       : LaneContext(abilities(), token, static_cast<std::uint16_t>(1 + option(options, connections))),
-        chunk_{static_cast<std::uint64_t>(option(options, chunk_kib)) << 10,
-               static_cast<std::size_t>(option(options, pieces_per_call))},
-        pin_(option(options, pin) != 0) {}
+        tuning_{static_cast<std::uint64_t>(option(options, chunk_kib)) << 10,
+                static_cast<std::size_t>(option(options, pieces_per_call)), pins(options),
+                option(options, reno_on_lo) != 0, static_cast<int>(option(options, busy_poll_us))} {
+    if (tuning_.busy_poll_us > 0) require_busy_poll(tuning_.busy_poll_us);
+  }
 
  private:
   std::shared_ptr<LanePeer> make_peer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes) override {
     if (lanes.size() < 2) throw Error(Fault::usage, "the peer opened no data connection: it does not run backend tcp");
-    return std::make_shared<TcpPeer>(events, id, std::move(lanes), chunk_, pin_);
+    return std::make_shared<TcpPeer>(events, id, std::move(lanes), tuning_);
   }
 
-  const Chunking chunk_;
-  const bool pin_;
+  const Tuning tuning_;
 };
 
 }  // namespace
@@ -46,7 +73,7 @@ Probe probe() {
 }
 
 std::unique_ptr<Context> open(const Token& token, const Options& options) {
-  static constexpr OptionBounds known[] = {connections, chunk_kib, pieces_per_call, pin};
+  static constexpr OptionBounds known[] = {connections, chunk_kib, pieces_per_call, pin, reno_on_lo, busy_poll_us};
   refuse_unknown(options, known);
   return std::make_unique<TcpContext>(token, options);
 }
