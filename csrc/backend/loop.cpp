@@ -1,7 +1,5 @@
 #include "backend/loop.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <array>
 
@@ -10,19 +8,16 @@ namespace kvxfer {
 namespace {
 
 constexpr Nanoseconds poll_slice = 500'000'000;
-constexpr std::size_t max_early = 4096;
-
-Nanoseconds thread_cpu_ns() {
-  timespec now{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return now.tv_sec * 1'000'000'000 + now.tv_nsec;
-}
 
 class Loop {
  public:
   Loop(Context& context, std::span<const LoopRequest> requests, std::span<const Extent> regions,
        const LoopSettings& settings)
-      : context_(context), requests_(requests), regions_(regions), set_(settings), legs_(requests[0].legs.size()) {
+      : context_(context),
+        requests_(requests),
+        set_(settings),
+        legs_(requests[0].legs.size()),
+        epochs_(regions, settings.seed, settings.check) {
     const bool prefill = set_.side == Side::prefill;
     initiator_ = (set_.op == Op::push) == prefill;
     progress_.resize(set_.count);
@@ -47,7 +42,7 @@ class Loop {
           continue;
         }
       } else {
-        require_peers();
+        require_peers(requests_[0]);
       }
       const std::uint64_t moved_now = context_.bytes_moved();
       if (moved_now != moved) quiet_since = now_ns();
@@ -56,7 +51,8 @@ class Loop {
         throw Error(Fault::peer_lost, "nothing moved for " + std::to_string(set_.stall_ns / 1'000'000) + " ms");
     }
     context_.progress(Deadline::after(set_.stall_ns));  // nobody may poll before the next loop
-    context_.put_back(early_);
+    early_.put_back(context_);
+    result_.checking_cpu_ns = epochs_.cpu_ns();
     result_.wall_ns = last_done_ - first_begun_;
     return std::move(result_);
   }
@@ -84,15 +80,8 @@ class Loop {
     return epoch - set_.first_epoch;
   }
 
-  // legs_ when the peer is in no leg of this loop.
-  std::size_t leg_of(std::uint32_t peer) const {
-    std::size_t leg = 0;
-    while (leg < legs_ && requests_[0].legs[leg].peer->id() != peer) ++leg;
-    return leg;
-  }
-
   LegState& leg_state(std::uint64_t epoch, std::uint32_t peer) {
-    return leg_states_[index(epoch) * legs_ + leg_of(peer)];
+    return leg_states_[index(epoch) * legs_ + leg_of(requests_[0], peer)];
   }
 
   // What is said twice or too early must not count for another leg, or for another request.
@@ -103,21 +92,10 @@ class Loop {
     state = to;
   }
 
-  void require_peers() const {
-    for (const Leg& leg : requests_[0].legs)
-      if (const std::string why = leg.peer->lost(); !why.empty())
-        throw Error(Fault::peer_lost, "the peer was lost: " + why);
-  }
-
   // A peer that is ready for a request of the next loop, while this one still waits for another peer.
   bool is_early(const Event& event) const {
     const bool beyond = event.tag >= set_.first_epoch && event.tag - set_.first_epoch >= set_.count;
-    return event.kind == EventKind::armed && (beyond || leg_of(event.peer) == legs_);
-  }
-
-  void keep_early(const Event& event) {
-    if (early_.size() == max_early) throw Error(Fault::peer_lost, "the peers arm requests that are not running");
-    early_.push_back(event);
+    return event.kind == EventKind::armed && (beyond || leg_of(requests_[0], event.peer) == legs_);
   }
 
   void begin(Progress& progress) {
@@ -125,16 +103,9 @@ class Loop {
     if (first_begun_ == 0) first_begun_ = progress.begun_at;
   }
 
-  void stamp_all(std::uint64_t request_number, std::uint64_t epoch) {
-    if (!set_.check) return;
-    const Nanoseconds began = thread_cpu_ns();
-    for (const Leg& leg : request(request_number).legs) stamp(regions_, leg.pieces, set_.seed, epoch);
-    result_.checking_cpu_ns += thread_cpu_ns() - began;
-  }
-
   // Prefill: the KV of this request is now in place.
   void make_ready(std::uint64_t epoch) {
-    stamp_all(epoch, epoch);
+    epochs_.stamp_all(request(epoch), epoch);
     progress_[index(epoch)].ready_at = now_ns();
   }
 
@@ -185,17 +156,9 @@ class Loop {
       result_.handover_ns[i] = progress.usable_at - progress.ready_at;
       return;
     }
-    check(event.tag);
+    result_.wrong_epochs += epochs_.wrong(request(event.tag), event.tag);
     for (const Leg& leg : request(event.tag).legs) context_.release(*leg.peer, event.tag);
     finish(event.tag);
-  }
-
-  void check(std::uint64_t epoch) {
-    if (!set_.check) return;
-    const Nanoseconds began = thread_cpu_ns();
-    for (const Leg& leg : request(epoch).legs)
-      result_.wrong_epochs += wrong_epochs(regions_, leg.pieces, set_.seed, epoch);
-    result_.checking_cpu_ns += thread_cpu_ns() - began;
   }
 
   // Prefill: decode is done with a leg.
@@ -203,7 +166,7 @@ class Loop {
     const std::uint64_t epoch = event.tag;
     advance(event, LegState::usable, LegState::released);
     if (++progress_[index(epoch)].released != legs_) return;
-    stamp_all(epoch, 0);  // other requests may cut the same memory into other pieces
+    epochs_.stamp_all(request(epoch), 0);  // other requests may cut the same memory into other pieces
     finish(epoch);
   }
 
@@ -216,10 +179,10 @@ class Loop {
   // Whether a request has come further by it.
   bool take(const Event& event) {
     if (is_early(event)) {
-      keep_early(event);
+      early_.keep(event);
       return false;
     }
-    if (leg_of(event.peer) == legs_) return false;
+    if (leg_of(requests_[0], event.peer) == legs_) return false;
     switch (event.kind) {
       case EventKind::armed:
         if (initiator_) armed(event);
@@ -238,7 +201,7 @@ class Loop {
       case EventKind::cancelled:
       case EventKind::error:
       case EventKind::peer_lost:
-        require_peers();
+        require_peers(requests_[0]);
         throw Error(Fault::peer_lost, "a transfer ended before it was delivered");
     }
     throw Error(Fault::peer_lost, "the backend tells an event of no known kind");
@@ -246,27 +209,20 @@ class Loop {
 
   Context& context_;
   const std::span<const LoopRequest> requests_;
-  const std::span<const Extent> regions_;
   const LoopSettings set_;
   const std::size_t legs_;
+  Epochs epochs_;
   bool initiator_ = false;
   std::vector<bool> busy_;  // slots of the rotation that the passive side has armed
   std::uint32_t armed_ = 0;
   std::uint32_t finished_ = 0;
   std::vector<Progress> progress_;
   std::vector<LegState> leg_states_;  // of request i from i * legs_ on, as requests_[0] has the legs
-  std::vector<Event> early_;
+  EarlyEvents early_;
   Nanoseconds first_begun_ = 0;
   Nanoseconds last_done_ = 0;
   LoopResult result_;
 };
-
-std::vector<std::uint32_t> peers_of(const LoopRequest& request) {
-  std::vector<std::uint32_t> peers;
-  for (const Leg& leg : request.legs) peers.push_back(leg.peer->id());
-  std::ranges::sort(peers);
-  return peers;
-}
 
 void require_sane(std::span<const LoopRequest> requests, const LoopSettings& settings) {
   if (requests.empty() || settings.count == 0 || settings.inflight == 0 || settings.stall_ns <= 0)
@@ -274,15 +230,7 @@ void require_sane(std::span<const LoopRequest> requests, const LoopSettings& set
   if (std::min(settings.inflight, settings.count) > requests.size())
     throw Error(Fault::usage, std::to_string(settings.inflight) + " requests in flight over " +
                                   std::to_string(requests.size()) + " would overwrite each other");
-  const auto peers = peers_of(requests[0]);
-  if (peers.empty()) throw Error(Fault::usage, "a request needs a leg");
-  for (const LoopRequest& request : requests)
-    if (peers_of(request) != peers) throw Error(Fault::usage, "every request of a loop needs legs of the same peers");
-  if (std::ranges::adjacent_find(peers) != peers.end()) throw Error(Fault::usage, "a request has two legs of one peer");
-  for (const LoopRequest& request : requests)
-    for (const Leg& leg : request.legs)
-      if (leg.plan->peer_id() != leg.peer->id())
-        throw Error(Fault::usage, "a leg has a plan that was prepared with another peer");
+  require_legs(requests);
 }
 
 }  // namespace

@@ -7,28 +7,12 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
-#include "backend/backend.h"
-#include "memory/pattern.h"
+#include "backend/request.h"
 
 namespace kvxfer {
-
-enum class Side : std::uint8_t { prefill, decode };
-
-// What one peer carries of a request. The pieces are the plan's, or none when nothing is to be checked.
-struct Leg {
-  std::shared_ptr<Peer> peer;
-  std::shared_ptr<Plan> plan;
-  Pieces pieces;
-};
-
-// One request of the rotation; no peer has two legs, and every request has legs of the same peers.
-struct LoopRequest {
-  std::vector<Leg> legs;
-};
 
 struct LoopSettings {
   Side side = Side::prefill;

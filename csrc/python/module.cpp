@@ -10,7 +10,9 @@
 
 #include <algorithm>
 
+#include "backend/compute.h"
 #include "backend/loop.h"
+#include "backend/pipeline.h"
 #include "backend/registry.h"
 #include "memory/copy.h"
 #include "memory/mapping.h"
@@ -121,6 +123,19 @@ LoopResult loop(Context& context, const std::vector<LoopRequest>& requests, cons
     for (const Leg& leg : request.legs) require_inside(regions, leg.pieces);
   const nb::gil_scoped_release unlocked;
   return run_loop(context, requests, regions, {side, op, first_epoch, count, inflight, check, seed, stall_ns});
+}
+
+using Sends = std::vector<std::pair<std::uint32_t, std::vector<std::vector<std::uint32_t>>>>;
+
+PipelineResult pipeline(Context& context, const std::vector<LoopRequest>& requests, const Regions& regions, Sends sends,
+                        Compute* compute, Side side, Op op, std::uint64_t first_epoch, std::uint32_t count, bool check,
+                        std::uint64_t seed, Nanoseconds stall_ns) {
+  for (const LoopRequest& request : requests)
+    for (const Leg& leg : request.legs) require_inside(regions, leg.pieces);
+  std::vector<Send> made;
+  for (auto& [ready_after, segments] : sends) made.push_back({ready_after, std::move(segments)});
+  const nb::gil_scoped_release unlocked;
+  return run_pipeline(context, requests, regions, made, compute, {side, op, first_epoch, count, check, seed, stall_ns});
 }
 
 Nanoseconds copy(std::uint64_t to, const Array<std::uint64_t>& to_offsets, std::uint64_t from,
@@ -317,6 +332,22 @@ void bind_loop(nb::module_& m) {
         "inflight"_a, "check"_a, "seed"_a, "stall_ns"_a);
 }
 
+void bind_pipeline(nb::module_& m) {
+  nb::class_<Compute>(m, "Compute", "The prefill that transfers are hidden behind, unit by unit.");
+  nb::class_<TimedCompute, Compute>(m, "TimedCompute", "Units that take their time and no CPU.")
+      .def(nb::init<const std::vector<Nanoseconds>&>(), "unit_ns"_a);
+  nb::class_<SpinCompute, Compute>(m, "SpinCompute", "Units that hold a core for so much CPU time.")
+      .def(nb::init<const std::vector<Nanoseconds>&>(), "unit_ns"_a);
+  nb::class_<PipelineResult>(m, "PipelineResult")
+      .def_prop_ro("total_ns", [](const PipelineResult& self) { return raw(self.total_ns); })
+      .def_prop_ro("compute_ns", [](const PipelineResult& self) { return raw(self.compute_ns); })
+      .def_prop_ro("ready_ns", [](const PipelineResult& self) { return raw(self.ready_ns); })
+      .def_prop_ro("usable_ns", [](const PipelineResult& self) { return raw(self.usable_ns); })
+      .def_ro("wrong_epochs", &PipelineResult::wrong_epochs);
+  m.def("run_pipeline", &pipeline, "context"_a, "requests"_a, "regions"_a, "sends"_a, "compute"_a.none(), "side"_a,
+        "op"_a, "first_epoch"_a, "count"_a, "check"_a, "seed"_a, "stall_ns"_a);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -325,4 +356,5 @@ NB_MODULE(_native, m) {
   bind_words(m);
   bind_backend(m);
   bind_loop(m);
+  bind_pipeline(m);
 }

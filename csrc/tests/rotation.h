@@ -129,10 +129,12 @@ struct Rotation {
   void add_leg(std::uint32_t slot, std::uint32_t l, std::uint32_t slots) {
     const std::uint64_t leaf_pieces = slots * pieces_per_leg;
     PlanPieces of_leaf;
+    of_leaf.segments.clear();
     Pieces at_hub, at_leaf;
     for (std::uint64_t i = 0; i < pieces_per_leg; ++i) {
       const std::uint64_t here = (l * leaf_pieces + slot * pieces_per_leg + i) * piece_bytes;
       const std::uint64_t there = (leaf_pieces - 1 - (i * slots + slot)) * piece_bytes;
+      of_leaf.segments.push_back(static_cast<std::uint32_t>(i));  // each piece is a segment of its own
       of_leaf.add(there, here, piece_bytes);
       const bool hub_is_source = hub_side == Side::prefill;
       for (Pieces* pieces : {&at_hub, &at_leaf}) {
