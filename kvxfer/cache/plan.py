@@ -17,11 +17,19 @@ Numbers = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
+class Segment:
+    """Descriptors that may move once `layer` (the last of them that there are bytes of) is computed for a chunk."""
+
+    chunk: int
+    layer: int
+
+
+@dataclass(frozen=True)
 class TransferPlan:
-    """Descriptors in the order of layers; arrays of equal length.
+    """Descriptors in the order of chunks of the prompt, and there of layers; arrays of equal length.
 
     Regions are numbers in the lists of regions of either side. `segment_starts` holds the first descriptor of each
-    layer, so that layers can be sent apart.
+    layer of each chunk, so that these can be sent apart; `segments` says which each is.
     """
 
     prefill_regions: Numbers
@@ -30,6 +38,7 @@ class TransferPlan:
     decode_offsets: Offsets
     lengths: Offsets
     segment_starts: Numbers
+    segments: tuple[Segment, ...]
 
     @property
     def descriptors(self) -> int:
@@ -52,23 +61,40 @@ class _Pieces:
     per_slice: int
 
 
-def transfer_plan(slices: Sequence[Slice], prefill: Sequence[Table], decode: Sequence[Table]) -> TransferPlan:
+def transfer_plan(
+    slices: Sequence[Slice],
+    prefill: Sequence[Table],
+    decode: Sequence[Table],
+    chunks: Sequence[Sequence[int]] = (),
+) -> TransferPlan:
     """The plan of a request with these block tables, one per group and side.
 
-    Blocks that are adjacent in memory on both sides become one descriptor where whole blocks move.
+    Blocks that are adjacent in memory on both sides become one descriptor where whole blocks of one chunk move.
+    `chunks` holds, for each chunk of the prompt, how many blocks of each group there are at its end; none: the prompt
+    is one chunk.
     """
-    parts = []
+    parts: list[_Pieces] = []
     starts: list[int] = []
-    layer, position = None, 0
-    for _, same in groupby(slices, _form):
-        alike = list(same)
-        pieces = _expand(alike, prefill[alike[0].group], decode[alike[0].group])
-        for number, one in enumerate(alike):
-            if one.layer != layer:
-                layer = one.layer
-                starts.append(position + number * pieces.per_slice)
-        position += len(alike) * pieces.per_slice
-        parts.append(pieces)
+    segments: list[Segment] = []
+    position = 0
+    begins = [0] * len(prefill)
+    for chunk, ends in enumerate(chunks or [[len(table) for table in prefill]]):
+        layer = None
+        for _, same in groupby(slices, _form):
+            alike = list(same)
+            group = alike[0].group
+            if begins[group] == ends[group]:
+                continue
+            here = slice(begins[group], ends[group])
+            pieces = _expand(alike, prefill[group][here], decode[group][here])
+            for number, one in enumerate(alike):
+                if one.layer != layer:
+                    layer = one.layer
+                    starts.append(position + number * pieces.per_slice)
+                    segments.append(Segment(chunk, one.layer + one.layers - 1))
+            position += len(alike) * pieces.per_slice
+            parts.append(pieces)
+        begins = list(ends)
     return TransferPlan(
         prefill_regions=np.concatenate([part.prefill_regions for part in parts]),
         prefill_offsets=np.concatenate([part.prefill_offsets for part in parts]),
@@ -76,6 +102,7 @@ def transfer_plan(slices: Sequence[Slice], prefill: Sequence[Table], decode: Seq
         decode_offsets=np.concatenate([part.decode_offsets for part in parts]),
         lengths=np.concatenate([part.lengths for part in parts]),
         segment_starts=np.asarray(starts, np.uint32),
+        segments=tuple(segments),
     )
 
 

@@ -1,0 +1,75 @@
+"""How a request is cut for pipelining: chunks of its prompt, and of each chunk the layers that are sent together.
+
+Compute goes through a prompt chunk by chunk, and through a chunk layer by layer. A send leaves after the last of its
+layers, and its order among the others is that of compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvxfer.cache.plan import Segment
+from kvxfer.model.shape import blocks_of
+
+
+@dataclass(frozen=True)
+class Cut:
+    """`layers` of each chunk of `chunk_tokens` tokens leave together; None: the prompt is one chunk."""
+
+    layers: int
+    chunk_tokens: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.layers}" + ("" if self.chunk_tokens is None else f"x{self.chunk_tokens}")
+
+
+@dataclass(frozen=True)
+class Send:
+    """What leaves after `ready_after` layers, those of earlier chunks counted too: of each leg some of its segments."""
+
+    ready_after: int
+    segments: list[list[int]]
+
+
+def chunk_lengths(tokens: int, chunk_tokens: int | None) -> list[int]:
+    """Tokens of each chunk of a prompt; the last one may be shorter."""
+    size = tokens if chunk_tokens is None else min(chunk_tokens, tokens)
+    whole, rest = divmod(tokens, size)
+    return [size] * whole + ([rest] if rest else [])
+
+
+def chunk_ends(tokens: int, chunk_tokens: int | None, block_size: int, blocks: Sequence[int]) -> list[list[int]]:
+    """For each chunk, how many of the `blocks` that move in each group are complete at its end.
+
+    The blocks that move are a prompt's last ones. One that two chunks share is complete with the later one, and a
+    state, which is one block, with the last.
+    """
+    every = blocks_of(tokens, block_size)
+    ends, done = [], 0
+    for length in chunk_lengths(tokens, chunk_tokens):
+        done += length
+        complete = every if done == tokens else done // block_size
+        ends.append([max(0, count - (every - complete)) for count in blocks])
+    return ends
+
+
+def sends(legs: Sequence[Sequence[Segment]], layers: int, together: int) -> list[Send]:
+    """The sends of a request with so many layers in all and `together` of them in a send; `legs` are a plan's segments.
+
+    Where a chunk has no bytes of some layers, there is no send of them.
+    """
+    found: dict[tuple[int, int], list[list[int]]] = {}
+    for leg, segments in enumerate(legs):
+        for number, segment in enumerate(segments):
+            key = segment.chunk, segment.layer // together
+            found.setdefault(key, [[] for _ in legs])[leg].append(number)
+    return [
+        Send(chunk * layers + min((part + 1) * together, layers), of_legs)
+        for (chunk, part), of_legs in sorted(found.items())
+    ]
+
+
+def sweep(layers: int) -> list[int]:
+    """Layers per send that are worth comparing: the divisors of their number, the powers of two below it, all."""
+    return [count for count in range(1, layers + 1) if layers % count == 0 or count & (count - 1) == 0]

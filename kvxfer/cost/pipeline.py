@@ -1,0 +1,140 @@
+"""What of a transfer stays exposed when its segments leave as they are computed; from bytes, descriptors and a link.
+
+A link carries one send after another. Each holds it for `occupancy + per_descriptor · descriptors + bytes / bandwidth`
+and is usable `latency` later, a time in which the next one is already on its way. So a send waits for its compute, then
+for those before it; what is left of the last one when compute ends is exposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+SAME = 1e-9
+"""Relative difference below which two predicted times are the same."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """α as `latency_ns` (hidden by what follows) and `occupancy_ns` (not hidden), γ in ns per descriptor, β in GB/s."""
+
+    latency_ns: float
+    occupancy_ns: float
+    gbyte_s: float
+    per_descriptor_ns: float = 0.0
+
+    def holds_ns(self, size: float, descriptors: float) -> float:
+        """How long a send of so many bytes keeps the next one waiting."""
+        return self.occupancy_ns + self.per_descriptor_ns * descriptors + size / self.gbyte_s
+
+    def alone_ns(self, size: float, descriptors: float) -> float:
+        """A send with nothing beside it."""
+        return self.latency_ns + self.holds_ns(size, descriptors)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A send of so many bytes and descriptors that is computed `at_ns` after the request's start."""
+
+    at_ns: float
+    bytes: float
+    descriptors: float = 0.0
+
+
+def usable_ns(sends: Sequence[Ready], link: Link) -> list[float]:
+    """When each send is usable, from the request's start; they go in the order given."""
+    free, found = 0.0, []
+    for send in sends:
+        free = max(free, send.at_ns) + link.holds_ns(send.bytes, send.descriptors)
+        found.append(free + link.latency_ns)
+    return found
+
+
+def exposed_ns(sends: Sequence[Ready], link: Link, compute_ns: float) -> float:
+    """How much later than the end of compute the last byte is usable; never below zero."""
+    return max(0.0, *(at - compute_ns for at in usable_ns(sends, link))) if sends else 0.0
+
+
+def by_layers(size: float, descriptors: float, layer_ns: Sequence[float], together: int) -> list[Ready]:
+    """The sends of `together` layers each of a request whose layers weigh the same; `layer_ns` is their compute."""
+    layers, at, found = len(layer_ns), 0.0, []
+    for first in range(0, layers, together):
+        part = layer_ns[first : first + together]
+        at += sum(part)
+        share = len(part) / layers
+        found.append(Ready(at, size * share, descriptors * share))
+    return found
+
+
+def best_layers(
+    size: float, descriptors: float, layer_ns: Sequence[float], link: Link, choices: Sequence[int]
+) -> tuple[int, float]:
+    """Layers per send with the least exposed time, and that time; all layers at once is always among the choices.
+
+    Of several that are the same, the one with the fewest sends.
+    """
+    compute = sum(layer_ns)
+    best, least = len(layer_ns), exposed_ns(by_layers(size, descriptors, layer_ns, len(layer_ns)), link, compute)
+    for together in sorted(choices, reverse=True):
+        exposed = exposed_ns(by_layers(size, descriptors, layer_ns, together), link, compute)
+        if exposed < least * (1 - SAME):
+            best, least = together, exposed
+    return best, least
+
+
+def fit_link(size: float, alone: Sequence[tuple[int, float]], part: tuple[float, float]) -> Link:
+    """The link that explains transfers without compute.
+
+    `alone`: (sends, ns) of the same bytes cut into different numbers of sends; `part`: (bytes, ns) of one send of fewer
+    bytes. Sends cost their occupancy, bytes their bandwidth, and what is left of a single send is latency. Pieces are
+    not told from bytes: those of one request grow with them.
+    """
+    slopes = [
+        (later - earlier) / (many - few)
+        for i, (few, earlier) in enumerate(alone)
+        for many, later in alone[i + 1 :]
+        if many != few
+    ]
+    occupancy = max(0.0, median(slopes)) if slopes else 0.0
+    whole = max(1.0, median(ns - count * occupancy for count, ns in alone))  # latency and all bytes
+    part_bytes, part_ns = part
+    rest = whole - (part_ns - occupancy)  # the bytes that the part has not
+    if part_bytes >= size or rest <= 0:
+        return Link(0.0, occupancy, size / whole)
+    bandwidth = (size - part_bytes) / rest
+    latency = whole - size / bandwidth
+    if latency < 0:
+        return Link(0.0, occupancy, size / whole)
+    return Link(latency, occupancy, bandwidth)
+
+
+def break_even_tokens(
+    token_bytes: float, token_descriptors: float, token_ns: float, layers: int, together: int, link: Link, step: int
+) -> int | None:
+    """The shortest prompt, in multiples of `step` tokens, at which sends of `together` layers are no slower than one.
+
+    Per token: bytes and descriptors of all layers, compute of all layers in ns. None: there is none.
+    """
+
+    def pays(tokens: int) -> bool:
+        size, descriptors = token_bytes * tokens, token_descriptors * tokens
+        layer_ns = [token_ns * tokens / layers] * layers
+        compute = token_ns * tokens
+        pipelined = exposed_ns(by_layers(size, descriptors, layer_ns, together), link, compute)
+        serial = exposed_ns(by_layers(size, descriptors, layer_ns, layers), link, compute)
+        return pipelined <= serial * (1 + SAME)
+
+    high = step
+    while not pays(high):
+        high *= 2
+        if high > LONGEST_PROMPT:
+            return None
+    low = high // 2
+    while high - low > step and high > step:
+        middle = low + (high - low) // (2 * step) * step
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
+
+
+LONGEST_PROMPT = 100_000_000
