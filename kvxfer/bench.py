@@ -18,7 +18,7 @@ from kvxfer.wording import plain
 
 if TYPE_CHECKING:
     from kvxfer.control.channel import Client
-    from kvxfer.measure.request import Op, Row
+    from kvxfer.measure.request import Op, Pipelining, Row
     from kvxfer.measure.run import Outcome, Request
     from kvxfer.measure.session import Session
 
@@ -43,6 +43,20 @@ def command(
         str, typer.Option(metavar="1|2", help="memory regions per layer: 1 (K and V together) or 2")
     ] = "1",
     inflight: Annotated[str, typer.Option(metavar="N", help="requests at once")] = "1",
+    pipeline: Annotated[
+        str,
+        typer.Option(
+            metavar="off|sweep|K[xC],…",
+            help="send K layers of a chunk of C tokens (of all) once they are computed; sweep: many K, and serial",
+        ),
+    ] = "off",
+    compute: Annotated[
+        str,
+        typer.Option(
+            metavar="timed|spin[:MS]",
+            help="what --pipeline computes: a layer takes MS [the assumed prefill's], with the CPU free or a core held",
+        ),
+    ] = "timed",
     device: Annotated[
         str, typer.Option(metavar="cpu", help="where the caches lie (GPU memory comes in a later version)")
     ] = "cpu",
@@ -100,6 +114,7 @@ def command(
     from kvxfer.measure.request import Effort
     from kvxfer.measure.run import Request
 
+    pipelining = _pipelining(asked, pipeline, compute, int(alike["inflight"]))
     backends = choose_backends(backend)
     if fit and all(name in MEASURES_NOTHING for name in backends):
         raise UsageError(
@@ -114,6 +129,7 @@ def command(
         require_transport=require_transport or "",
         notices=asked.notices,
         leave_out=backend.strip().lower() == ALL,
+        pipelining=pipelining,
     )
     return _run(request, seconds if fit else None, peer, key, server_key, json, quiet)
 
@@ -142,6 +158,36 @@ def _rows(
     for row in rows:
         row.check()
     return rows
+
+
+def _pipelining(asked: Asked, pipeline: str, compute: str, inflight: int) -> Pipelining | None:
+    """What --pipeline and --compute ask for; a layer's compute is, unless given, its share of the assumed prefill."""
+    from kvxfer.cost.measured import ASSUMED_COMPUTE
+    from kvxfer.cost.ratio import ratio_rows
+    from kvxfer.measure.request import Pipelining
+    from kvxfer.pipelining import parse_compute, parse_pipeline
+
+    layers = len(asked.spec(asked.dtypes[0]).kinds)
+    cuts = parse_pipeline(pipeline, layers, asked.tokens)
+    kind, layer_ms = parse_compute(compute)
+    if cuts is None:
+        return None
+    if inflight > 1:
+        raise UsageError("--pipeline measures one request at a time; leave out --inflight")
+    if layer_ms is not None:
+        return Pipelining(cuts, kind, {tokens: round(layer_ms * 1e6) for tokens in asked.tokens}, "--compute")
+    rows = ratio_rows(asked.shape, asked.dtypes[0], asked.tokens, asked.block_size, asked.assumptions)
+    prefill = {row["tokens"]: row for row in rows}  # the last basis of each: full where there is one
+    if not prefill:
+        raise UsageError(
+            f"the prefill of {asked.shape.name} is not known; give the time of a layer, --compute timed:MS"
+        )
+    return Pipelining(
+        cuts,
+        kind,
+        {tokens: round(row["prefill_ms"] * 1e6 / layers) for tokens, row in prefill.items()},
+        f"{ASSUMED_COMPUTE} ({rows[-1]['basis']})",
+    )
 
 
 def _backend_options(texts: list[str], backends: list[str]) -> dict[str, dict[str, int]]:

@@ -116,8 +116,9 @@ class Prepare(Message, frozen=True):
     """Phase prepare: transfer plans of more requests, from both sides' block tables.
 
     `blocks` are a request's in each group of layers; the tables of a group hold uint32 little-endian block numbers,
-    request after request. With `bulk`, instead one descriptor per leg of as many bytes as it moves. Answered by
-    Prepared.
+    request after request. With `bulk`, instead one descriptor per leg of as many bytes as it moves. `chunks` holds, for
+    each chunk of the prompt, how many blocks of each group there are at its end (none: one chunk); plans that are cut
+    into other chunks are another `plan_set`. Answered by Prepared.
     """
 
     blocks: list[int]
@@ -125,6 +126,8 @@ class Prepare(Message, frozen=True):
     tables_decode: list[bytes]
     timeout_ns: int
     bulk: bool = False
+    chunks: list[list[int]] = []
+    plan_set: int = 0
 
 
 class Prepared(Message, frozen=True):
@@ -146,6 +149,7 @@ class Verify(Message, frozen=True):
     request: int
     epoch: int
     every: int  # 1: every block, n: every n-th
+    plan_set: int = 0  # that the request is of
 
 
 class Verified(Message, frozen=True):
@@ -180,6 +184,39 @@ class Ran(Message, frozen=True):
     elapsed_ns: int  # of the whole loop; what the CPU times were counted over
     other_cpu_ns: int  # what the rest of this host used meanwhile (the peer's worker included when it runs here)
     steal_ns: int
+
+
+class Pipeline(Message, frozen=True):
+    """Move `count` requests of a plan set whose segments leave as they are computed. Answered by Pipelined.
+
+    Every chunk of the prompt has a layer take its `layer_ns`, one layer after another, chunk after chunk.
+    """
+
+    plan_set: int
+    op: Literal["push", "pull"]
+    first_epoch: int
+    count: int
+    layers: int
+    layers_per_send: int
+    sends: Literal["all", "first", "none"]  # first: one send alone; none: compute alone
+    compute: Literal["timed", "spin"]
+    layer_ns: list[int]  # of each chunk
+    check: bool
+    stall_ns: int  # give up when nothing moves and nothing is computed for so long
+    seed: int = 0
+
+
+class Pipelined(Message, frozen=True):
+    """Times as int64 little-endian from the start of each request's compute; empty on the decode side."""
+
+    total_ns: bytes  # per request: to the end of compute, or to all of it usable
+    compute_ns: bytes
+    ready_ns: bytes  # per request and send
+    usable_ns: bytes
+    ready_after: list[int]  # of each send: layers computed, those of earlier chunks included
+    sizes: list[int]  # of each send: bytes
+    wrong_epochs: int
+    cpu_ns: int  # user + system time of this worker
 
 
 class Copy(Message, frozen=True):
@@ -222,11 +259,12 @@ WorkerCommand = (
     | Fill
     | Verify
     | Run
+    | Pipeline
     | Copy
     | Describe
     | Ping
 )
-WorkerAnswer = Opened | Done | Keys | Prepared | Verified | Ran | Copied | Described
+WorkerAnswer = Opened | Done | Keys | Prepared | Verified | Ran | Pipelined | Copied | Described
 
 
 class Command(Message, frozen=True):

@@ -9,6 +9,9 @@ from typing import Any
 from kvxfer.errors import UsageError
 from kvxfer.wording import quoted
 
+ASSUMED_COMPUTE = "assumed prefill"
+"""How the source of a pipeline's compute begins that is the ratio's own prefill."""
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -29,6 +32,7 @@ class Measured:
     cold_ms: float | None
     tp: tuple[int, int] = (1, 1)  # of prefill, of decode
     pp: tuple[int, int] = (1, 1)
+    exposed_ms: float | None = None  # what the best pipelining did not hide behind the assumed prefill
 
 
 def measured_rows(rows: Sequence[Mapping[str, Any]], scope: str) -> list[Measured]:
@@ -62,7 +66,22 @@ def _measured(row: Mapping[str, Any], scope: str) -> Measured:
         cold_ms=_cold_ms(row),
         tp=_sides(row, "tp"),
         pp=_sides(row, "pp"),
+        exposed_ms=_exposed_ms(row),
     )
+
+
+def _exposed_ms(row: Mapping[str, Any]) -> float | None:
+    """Of the best cut; None where there was no pipelining, or behind another compute than the assumed prefill."""
+    pipeline = row.get("pipeline")
+    if pipeline is None:
+        return None
+    try:
+        if not pipeline["compute"]["source"].startswith(ASSUMED_COMPUTE):
+            return None
+        (best,) = [cut for cut in pipeline["cuts"] if cut["cut"] == pipeline["best"]["cut"]]
+    except (TypeError, KeyError, ValueError, AttributeError):
+        raise _wrong(row, "pipeline", pipeline) from None
+    return _ms(best, "exposed_ns", row)
 
 
 def _sides(row: Mapping[str, Any], field: str) -> tuple[int, int]:

@@ -129,7 +129,12 @@ def _beside(row: Measured, prefill: float) -> dict[str, Any]:
         "percent": _percent(row.transfer_ms, prefill),
         "cold_ms": row.cold_ms,
         "cold_percent": _percent(row.cold_ms, prefill),
+        **({} if row.exposed_ms is None else _exposed(row.exposed_ms, prefill)),
     }
+
+
+def _exposed(milliseconds: float, prefill: float) -> dict[str, float]:
+    return {"exposed_ms": milliseconds, "exposed_percent": milliseconds / prefill * 100}
 
 
 def _sides(counts: tuple[int, int]) -> dict[str, int]:

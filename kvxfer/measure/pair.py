@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from math import gcd
+from typing import Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from kvxfer.backend.probe import is_one_host
+from kvxfer.cache.sends import Cut
 from kvxfer.cache.tables import BlockTables
 from kvxfer.control import messages as m
 from kvxfer.errors import WrongBytesError
 from kvxfer.measure.endpoint import reachable
-from kvxfer.measure.request import Effort, Row
+from kvxfer.measure.request import ComputeKind, Effort, Row
 from kvxfer.measure.session import Session
 
 PHASES = ("library", "context", "allocate", "register", "connect", "exchange", "prepare", "first", "other")
 CONNECT_NS = 10_000_000_000
 STALL_NS = 10_000_000_000
 """TCP sends again after 0.2 s, 0.4 s, 0.8 s and so on: a link that was away for 5 s moves data again after 6.4."""
+
+SLOWEST = 20
+"""A compute that shares its core with others may take so many times as long before it is taken for stuck."""
 
 SAMPLED_PIECES = 64  # --verify sample compares about so many pieces
 
@@ -55,6 +62,8 @@ class Pair:
         self._peer_host = peer_host
         self._epoch = 0
         self._prepared = 0
+        self._chunked: dict[int, int] = {}  # plan set of the plans that are cut into chunks of so many tokens
+        self._last = 0, 0  # plan set and number of the request that ran last
         self.opened: m.Opened
 
     def set_up(self) -> None:
@@ -118,13 +127,9 @@ class Pair:
             stall_ns=STALL_NS,
             seed=self.row.seed,
         )
-        self._epoch += count
+        self._ran(count, 0)
         prefill, decode = self._session.both(self._number, command, command, m.Ran)
-        if decode.wrong_epochs:
-            raise WrongBytesError(
-                f"{self.row.id}: {decode.wrong_epochs} pieces of {count} requests did not carry their request's epoch: "
-                "old or misplaced bytes were confirmed as delivered" + self._first_wrong_place()
-            )
+        self._require_epochs(decode.wrong_epochs, count)
         initiator = prefill if self.row.op == "push" else decode
         return Batch(
             transfer_ns=np.frombuffer(initiator.transfer_ns, np.int64),
@@ -135,12 +140,71 @@ class Pair:
             decode=decode,
         )
 
-    def run_verified(self) -> None:
-        """One more request into a poisoned pool, compared byte by byte."""
+    def pipelined(
+        self,
+        cut: Cut,
+        layers: int,
+        layer_ns: list[int],
+        compute: ComputeKind = "timed",
+        sends: Literal["all", "first", "none"] = "all",
+    ) -> m.Pipelined:
+        """Move a request whose sends leave as they are computed; `layer_ns` is each chunk's compute of one layer.
+
+        Raises WrongBytesError when an epoch word did not arrive.
+        """
+        command = m.Pipeline(
+            plan_set=self._plan_set(cut.chunk_tokens),
+            op=self.row.op,
+            first_epoch=self._epoch + 1,
+            count=1,
+            layers=layers,
+            layers_per_send=cut.layers,
+            sends=sends,
+            compute=compute,
+            layer_ns=layer_ns,
+            check=self._verifies and sends == "all",
+            stall_ns=STALL_NS + SLOWEST * layers * sum(layer_ns),
+            seed=self.row.seed,
+        )
+        self._ran(1, command.plan_set)
+        prefill, decode = self._session.both(self._number, command, command, m.Pipelined)
+        self._require_epochs(decode.wrong_epochs, 1)
+        return prefill
+
+    def _plan_set(self, chunk_tokens: int | None) -> int:
+        """The plans that are cut into chunks of so many tokens, prepared when they are asked for first."""
+        if chunk_tokens is None or chunk_tokens >= self.row.tokens:
+            return 0
+        if chunk_tokens not in self._chunked:
+            self._chunked[chunk_tokens] = 1 + len(self._chunked)
+            command = msgspec.structs.replace(
+                self._prepare_command(slice(0, self._prepared)),
+                chunks=self.row.chunk_ends(chunk_tokens),
+                plan_set=self._chunked[chunk_tokens],
+            )
+            self._session.both(self._number, command, command, m.Prepared)
+        return self._chunked[chunk_tokens]
+
+    def _ran(self, count: int, plan_set: int) -> None:
+        self._epoch += count
+        self._last = plan_set, self._epoch % self._prepared
+
+    def _require_epochs(self, wrong: int, count: int) -> None:
+        if wrong:
+            raise WrongBytesError(
+                f"{self.row.id}: {wrong} pieces of {count} requests did not carry their request's epoch: "
+                "old or misplaced bytes were confirmed as delivered" + self._first_wrong_place()
+            )
+
+    def run_verified(self, run: Callable[[], object] | None = None) -> None:
+        """One more request (or what `run` runs) into a poisoned pool, compared byte by byte."""
         if not self._verifies:
             return
         self._session.decode(self._number, m.Fill(self.row.seed, poison=True), m.Done)
-        self.run(1)
+        if run is None:
+            self.run(1)
+        else:
+            run()
         self.verify_last()
 
     def verify_last(self) -> None:
@@ -164,7 +228,8 @@ class Pair:
 
     def _compare_last(self, every: int) -> m.Verified:
         """Every so many-th piece of the request that ran last, with what it should hold."""
-        command = m.Verify(self.row.seed, self._epoch % self._prepared, self._epoch, every)
+        plan_set, request = self._last
+        command = m.Verify(self.row.seed, request, self._epoch, every, plan_set)
         return self._session.decode(self._number, command, m.Verified)
 
     def _first_wrong_place(self) -> str:
@@ -225,16 +290,18 @@ class Pair:
 
     def _prepare(self, count: int) -> None:
         """The next `count` requests' plans."""
-        chosen = slice(self._prepared, self._prepared + count)
-        command = m.Prepare(
+        command = self._prepare_command(slice(self._prepared, self._prepared + count))
+        prefill, _ = self._session.both(self._number, command, command, m.Prepared)
+        self.descriptors = max(self.descriptors, *prefill.descriptors)
+        self._prepared += count
+
+    def _prepare_command(self, chosen: slice) -> m.Prepare:
+        return m.Prepare(
             self.row.blocks,
             [group.prefill[chosen].tobytes() for group in self._tables],
             [group.decode[chosen].tobytes() for group in self._tables],
             CONNECT_NS,
         )
-        prefill, _ = self._session.both(self._number, command, command, m.Prepared)
-        self.descriptors = max(self.descriptors, *prefill.descriptors)
-        self._prepared += count
 
     def _fill(self) -> None:
         if self._verifies:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from kvxfer.cache.layout import RankPair, Ranks, Region, rank_pairs
+from kvxfer.cache.sends import Cut, chunk_ends
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.cache.tables import BlockTables, scatter
 from kvxfer.cache.wire import Wire, on_the_wire
@@ -15,6 +16,7 @@ from kvxfer.errors import UsageError
 from kvxfer.model.shape import ModelShape
 
 Op = Literal["push", "pull"]
+ComputeKind = Literal["timed", "spin"]
 VerifyMode = Literal["full", "sample", "off"]
 
 MAX_BLOCKS = 1 << 19
@@ -105,6 +107,15 @@ class Row:
         }
         return sum(one.length * one.count * self.blocks[one.group] for one in slices)
 
+    @property
+    def layers(self) -> int:
+        """Layers that compute the request, whatever they keep."""
+        return len(self.spec.kinds)
+
+    def chunk_ends(self, chunk_tokens: int) -> list[list[int]]:
+        """Blocks of each group that there are at the end of each chunk of so many tokens."""
+        return chunk_ends(self.tokens, chunk_tokens, self.spec.block_size, self.blocks)
+
     def side_bytes(self, side: Sequence[Region]) -> int:
         """Bytes of the request in a side's memory, all ranks together."""
         return sum(region.block_bytes * self.blocks[region.group] for region in side)
@@ -112,6 +123,19 @@ class Row:
     def region_bytes(self, side: Sequence[Region], slots: int) -> list[int]:
         """Bytes of each region of a pool with room for so many requests."""
         return [region.block_bytes * self.blocks[region.group] * slots for region in side]
+
+
+@dataclass(frozen=True)
+class Pipelining:
+    """What is asked of per-layer pipelining: how requests are cut, and the compute that they hide behind.
+
+    `layer_ns` is what a layer takes for a whole prompt of so many tokens; `source` says where that comes from.
+    """
+
+    cuts: tuple[Cut, ...]
+    compute: ComputeKind
+    layer_ns: dict[int, int]
+    source: str
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import numpy as np
 from kvxfer.errors import UnavailableError
 from kvxfer.measure.hosts import Hosts
 from kvxfer.measure.pair import PHASES, Pair
-from kvxfer.measure.request import Effort, Row, tables
+from kvxfer.measure.pipeline import PipelineRun
+from kvxfer.measure.request import Effort, Pipelining, Row, tables
 from kvxfer.measure.session import Session
 from kvxfer.measure.steady import SteadyState, Totals
 from kvxfer.result import statistics
@@ -26,12 +27,21 @@ Say = Callable[[str], None]
 class RowRun:
     """One row being measured: set_up(), then step() until it says False, then finish()."""
 
-    def __init__(self, session: Session, number: int, row: Row, effort: Effort, hosts: Hosts) -> None:
+    def __init__(
+        self,
+        session: Session,
+        number: int,
+        row: Row,
+        effort: Effort,
+        hosts: Hosts,
+        pipelining: Pipelining | None = None,
+    ) -> None:
         self.row = row
         self._session = session
         self._number = number
         self._effort = effort
         self._hosts = hosts
+        self._pipelining = pipelining
         self._setups: list[dict[str, int]] = []
         self._steady: SteadyState
         self.references: list[dict[str, Any]] = []
@@ -57,8 +67,9 @@ class RowRun:
         return self._steady.step()
 
     def finish(self, say: Say) -> dict[str, Any]:
-        """Verify once more, measure the references, end the pair. Returns the row of the result."""
+        """Measure pipelining, verify once more, measure the references, end the pair. Returns the row of the result."""
         pair, totals = self._steady.pair, self._steady.totals
+        pipeline = None if self._pipelining is None else PipelineRun(pair, self._pipelining, self._effort).run(say)
         say(f"{self.row.id}: verifying")
         pair.run_verified()
         rtt = pair.control_rtt_ns()
@@ -83,7 +94,7 @@ class RowRun:
             "verified_bytes": pair.verified_bytes,
             "hot": self._hosts.is_hot(self.row),
             **self._noise(totals),
-            "pipeline": None,
+            "pipeline": pipeline,
             "options": dict(self.row.options),
         }
 

@@ -20,7 +20,7 @@ from kvxfer.cost.measured import measured_rows
 from kvxfer.cost.ratio import ratio_notices, ratio_rows
 from kvxfer.errors import ExitStatus, KvxferError, PeerLostError, UnavailableError
 from kvxfer.measure.hosts import Hosts
-from kvxfer.measure.request import Effort, Row
+from kvxfer.measure.request import Effort, Pipelining, Row
 from kvxfer.measure.row import RowRun, Say, failed
 from kvxfer.measure.session import Session
 from kvxfer.model.record import model_record
@@ -48,6 +48,7 @@ class Request:
     require_transport: str = ""
     notices: Sequence[str] = ()  # of the model and its cache
     leave_out: bool = False  # rows whose backend cannot or may not reach the peer, rather than fail
+    pipelining: Pipelining | None = None  # to be measured of every row too
 
 
 @dataclass
@@ -133,7 +134,7 @@ def _fitting(group: list[Row], hosts: Hosts, outcome: Outcome) -> list[list[Row]
 def _measure_group(
     session: Session, group: list[Row], request: Request, hosts: Hosts, outcome: Outcome, say: Say
 ) -> None:
-    runs = [RowRun(session, number, row, request.effort, hosts) for number, row in enumerate(group)]
+    runs = [RowRun(session, number, row, request.effort, hosts, request.pipelining) for number, row in enumerate(group)]
     for run in runs:
         with _failing_alone(run, outcome):
             run.set_up(say)

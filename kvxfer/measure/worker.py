@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,6 +22,7 @@ import numpy as np
 
 from kvxfer.cache.layout import Slice
 from kvxfer.cache.plan import Offsets, TransferPlan, transfer_plan
+from kvxfer.cache.sends import sends
 from kvxfer.cache.tables import Table
 from kvxfer.control import messages as m
 from kvxfer.control.pipe import Pipe, PipeClosedError
@@ -34,6 +36,9 @@ COPY_MAX_SAMPLES = 20
 
 ONCE = (m.Open, m.Allocate, m.Register, m.Connect)
 """Commands that a worker obeys once; after a failure they may be tried again."""
+
+MOST_UNITS = 1 << 18
+"""Layers of compute of a request, those of all its chunks."""
 
 FIRST_REGION = 1
 """Number of the first region of a pool among a context's; 0 is the whole pool."""
@@ -55,15 +60,14 @@ class Worker:
             m.Fill: self.fill,
             m.Verify: self.verify,
             m.Run: self.run,
+            m.Pipeline: self.pipeline,
             m.Copy: self.copy,
             m.Describe: self.describe,
             m.Ping: self.ping,
         }
         self._done: set[type[m.Message]] = set()
         self._bulk: list[_native.LoopRequest] = []
-        self._requests: list[_native.LoopRequest] = []
-        self._legs: list[list[_native.Leg]] = []  # per request
-        self._placed: list[list[Placed]] = []  # per request, what every leg moves
+        self._sets: dict[int, PlanSet] = {}
 
     def do(self, command: m.WorkerCommand) -> m.WorkerAnswer:
         """Raises KvxferError when the command fails, UsageError when it comes too early or again."""
@@ -143,15 +147,14 @@ class Worker:
         prefill = [_tables(raw, blocks) for raw, blocks in zip(command.tables_prefill, command.blocks, strict=True)]
         decode = [_tables(raw, blocks) for raw, blocks in zip(command.tables_decode, command.blocks, strict=True)]
         descriptors, size = [], 0
+        plans = self._sets.setdefault(command.plan_set, PlanSet())
         for number in range(len(prefill[0])):
-            placed = [
-                Placed(slices, [table[number] for table in prefill], [table[number] for table in decode])
-                for slices in self.legs
-            ]
+            ours, theirs = ([table[number] for table in tables] for tables in (prefill, decode))
+            placed = [Placed(slices, ours, theirs, command.chunks) for slices in self.legs]
             legs = [self._leg(peer, one.plan, command.timeout_ns) for peer, one in zip(self.peers, placed, strict=True)]
-            self._requests.append(self.native.LoopRequest(legs))
-            self._legs.append(legs)
-            self._placed.append(placed)
+            plans.requests.append(self.native.LoopRequest(legs))
+            plans.legs.append(legs)
+            plans.placed.append(placed)
             descriptors.append(sum(one.plan.descriptors for one in placed))
             size = sum(one.plan.bytes for one in placed)
         return m.Prepared(descriptors, size)
@@ -165,8 +168,9 @@ class Worker:
 
     def _prepare_bulk(self, timeout_ns: int) -> m.Prepared:
         """One descriptor per leg over the whole pools; as many requests as have room, to be as cold as the others."""
-        lengths = [placed.plan.bytes for placed in self._placed[0]]
-        room = min(len(self._placed), self._decode_bytes // sum(lengths))
+        placed = self._plans(0).placed
+        lengths = [one.plan.bytes for one in placed[0]]
+        room = min(len(placed), self._decode_bytes // sum(lengths))
         at = 0
         for _ in range(max(1, room)):
             legs = []
@@ -199,7 +203,8 @@ class Worker:
     def verify(self, command: m.Verify) -> m.Verified:
         """Leg after leg; the first wrong place is that of the first leg that has one."""
         checked, wrong, where = 0, 0, ""
-        for leg, placed in zip(self._legs[command.request], self._placed[command.request], strict=True):
+        plans = self._plans(command.plan_set)
+        for leg, placed in zip(plans.legs[command.request], plans.placed[command.request], strict=True):
             found = self.native.verify(self.pattern, leg, command.seed, command.epoch, command.every)
             checked += found.bytes_checked
             if found.wrong_words and not where:
@@ -211,7 +216,7 @@ class Worker:
         meter, began = CpuMeter(), time.monotonic_ns()
         result = self.native.run_loop(
             self.context,
-            self._bulk if command.bulk else self._requests,
+            self._bulk if command.bulk else self._plans(0).requests,
             self.pattern,
             self.native.Side.prefill if self.prefill else self.native.Side.decode,
             self.native.Op[command.op],
@@ -236,6 +241,44 @@ class Worker:
             steal_ns=steal,
         )
 
+    def pipeline(self, command: m.Pipeline) -> m.Pipelined:
+        plans = self._plans(command.plan_set)
+        _require_units(command)
+        found = sends([one.plan.segments for one in plans.placed[0]], command.layers, command.layers_per_send)
+        chosen = {"all": found, "first": found[:1], "none": []}[command.sends]
+        unit_ns = [ns for ns in command.layer_ns for _ in range(command.layers)]
+        kind = self.native.TimedCompute if command.compute == "timed" else self.native.SpinCompute
+        meter = CpuMeter()
+        result = self.native.run_pipeline(
+            self.context,
+            plans.requests,
+            self.pattern,
+            [(one.ready_after, one.segments) for one in chosen],
+            kind(unit_ns) if self.prefill else None,
+            self.native.Side.prefill if self.prefill else self.native.Side.decode,
+            self.native.Op[command.op],
+            command.first_epoch,
+            command.count,
+            command.check,
+            command.seed,
+            command.stall_ns,
+        )
+        return m.Pipelined(
+            total_ns=result.total_ns,
+            compute_ns=result.compute_ns,
+            ready_ns=result.ready_ns,
+            usable_ns=result.usable_ns,
+            ready_after=[one.ready_after for one in chosen],
+            sizes=[plans.send_bytes(one.segments) for one in chosen],
+            wrong_epochs=result.wrong_epochs,
+            cpu_ns=meter.read()[0],
+        )
+
+    def _plans(self, number: int) -> PlanSet:
+        if number not in self._sets:
+            raise UsageError(f"no plans were prepared as set {number}")
+        return self._sets[number]
+
     def copy(self, command: m.Copy) -> m.Copied:
         """Into fresh memory laid out as the decode side's pool, as many whole regions as max_bytes allows.
 
@@ -243,7 +286,7 @@ class Worker:
         """
         ends = np.cumsum(self.decode_region_bytes)
         regions = int(np.searchsorted(ends, command.max_bytes, side="right"))
-        pieces = [self._copied_pieces(placed, regions) for placed in self._placed]
+        pieces = [self._copied_pieces(placed, regions) for placed in self._plans(0).placed]
         if regions == 0 or len(pieces[0][2]) == 0:
             return m.Copied(0, 0, b"")
         target = self.native.Mapping(int(ends[regions - 1]), self.context.capabilities.backing)
@@ -285,11 +328,40 @@ def _tables(raw: bytes, blocks: int) -> Table:
     return flat.reshape(-1, blocks)
 
 
+def _require_units(command: m.Pipeline) -> None:
+    """Raises UsageError when the compute of a request has no sensible number of layers and chunks."""
+    if not (
+        1 <= command.layers_per_send <= command.layers <= MOST_UNITS
+        and 1 <= len(command.layer_ns) <= MOST_UNITS // command.layers
+    ):
+        raise UsageError(f"a request has from 1 to {MOST_UNITS} layers, all chunks together, and a send some of them")
+
+
+@dataclass
+class PlanSet:
+    """Requests whose plans are cut alike, in the order of preparation; per request what every leg moves."""
+
+    requests: list[_native.LoopRequest] = field(default_factory=list)
+    legs: list[list[_native.Leg]] = field(default_factory=list)
+    placed: list[list[Placed]] = field(default_factory=list)
+
+    def send_bytes(self, segments: list[list[int]]) -> int:
+        """Bytes of these segments of every leg."""
+        return sum(int(one.segment_bytes[chosen].sum()) for one, chosen in zip(self.placed[0], segments, strict=True))
+
+
 class Placed:
     """What one leg moves of one request, and where that lies."""
 
-    def __init__(self, slices: Sequence[Slice], prefill: Sequence[Table], decode: Sequence[Table]) -> None:
-        self.plan = transfer_plan(slices, prefill, decode)
+    def __init__(
+        self,
+        slices: Sequence[Slice],
+        prefill: Sequence[Table],
+        decode: Sequence[Table],
+        chunks: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self.plan = transfer_plan(slices, prefill, decode, chunks)
+        self.segment_bytes = np.add.reduceat(self.plan.lengths, self.plan.segment_starts)
         self._slices = slices
         self._decode = decode
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvxfer.result.file import ONE_HOST_SCOPES
-from kvxfer.result.printing import Column, counted, print_table, print_trimmed
+from kvxfer.result.printing import NONE, Column, counted, print_table, print_trimmed
 from kvxfer.wording import plain
 
 Row = Mapping[str, Any]
@@ -125,6 +125,7 @@ def _print_measured(title: str, rows: Sequence[Row], console: Console) -> None:
     columns = [
         Column("steady p50\nms (%)", [_cell(entry["transfer_ms"], entry["percent"]) for _, entry in lines]),
         Column("cold p50\nms (%)", [_cell(entry["cold_ms"], entry["cold_percent"]) for _, entry in lines]),
+        Column("exposed p50\nms (%)", [_exposed(entry) for _, entry in lines]),
         Column("backend", [plain(entry.get("backend", "?")) for _, entry in lines], words=True),
         Column("op", [plain(entry.get("op", "?")) for _, entry in lines], words=True),
         *ranks,
@@ -150,6 +151,10 @@ def _cell(milliseconds: float | None, percent: float | None) -> str:
     if milliseconds is None or percent is None:
         return "too few samples"
     return f"{_number(milliseconds)} ({_number(percent)}%)"
+
+
+def _exposed(entry: Row) -> str:
+    return NONE if entry.get("exposed_ms") is None else _cell(entry["exposed_ms"], entry["exposed_percent"])
 
 
 def _number(value: float) -> str:

@@ -97,6 +97,7 @@ def render(result: dict[str, Any], console: Console) -> None:
     _print_transfers(measured, keys, scope, console)
     _print_setup(measured, keys, scope, console)
     _print_references(measured, result["references"], keys, scope, console)
+    _print_pipelines(measured, keys, scope, console)
     render_cost_models(result["cost_model"], scope, console)
     _print_errors([row for row in rows if row["status"] == "error"], keys, console)
     if result["ratio"]:
@@ -217,6 +218,13 @@ def _print_references(
     columns = [row_speed, speed("bulk"), share("bulk"), speed("memcpy"), share("memcpy")]
     title = f"References: the same bytes moved in simpler ways ({scope})"
     print_table(title, _key_columns(compared, keys), columns, console)
+
+
+def _print_pipelines(rows: Sequence[Row], keys: Sequence[Key], scope: str, console: Console) -> None:
+    if any(row.get("pipeline") for row in rows):
+        from kvxfer.result.pipeline_table import render_pipelines
+
+        render_pipelines(rows, scope, lambda row: _label(row, keys, " "), console)
 
 
 def _key_columns(rows: Sequence[Row], keys: Sequence[Key]) -> list[Column]:

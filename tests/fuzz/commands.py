@@ -15,6 +15,7 @@ COMMANDS: tuple[m.WorkerCommand, ...] = (
     m.Fill(7, poison=True),
     m.Verify(7, 0, 3, 1),
     m.Run("push", 1, 8, 1, True, False, 10**10, 7),
+    m.Pipeline(0, "push", 9, 2, 3, 1, "all", "timed", [1000], True, 10**10, 7),
     m.Copy(1 << 30, 10**9),
     m.Describe(),
     m.Ping(),

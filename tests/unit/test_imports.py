@@ -26,6 +26,7 @@ FLOORS = (
         "keys",
         "doctor",
         "asked",
+        "pipelining",
         "cli",
     ),
     ("measure", "topology"),

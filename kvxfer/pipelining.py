@@ -1,0 +1,64 @@
+"""The options --pipeline and --compute, read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvxfer.cache.sends import Cut, sweep
+from kvxfer.errors import UsageError
+from kvxfer.options import parse_float, split_list
+from kvxfer.wording import quoted
+
+if TYPE_CHECKING:
+    from kvxfer.measure.request import ComputeKind
+
+LONGEST_MS = 3_600_000.0
+MOST_SENDS = 4096
+"""Of a request: what both sides say of each goes over one connection."""
+
+KINDS: tuple[ComputeKind, ...] = ("timed", "spin")
+
+
+def parse_pipeline(text: str, layers: int, tokens: Sequence[int]) -> tuple[Cut, ...] | None:
+    """The cuts that `--pipeline` asks for of a model with so many layers; None: off. Raises UsageError."""
+    word = text.strip().lower()
+    if word == "off":
+        return None
+    if word == "sweep":
+        return tuple(Cut(count) for count in sweep(layers))
+    cuts = tuple(dict.fromkeys(_cut(one, layers) for one in split_list(text, "--pipeline")))
+    for cut in cuts:
+        most = max(
+            -(-layers // cut.layers) * (1 if cut.chunk_tokens is None else -(-count // cut.chunk_tokens))
+            for count in tokens
+        )
+        if most > MOST_SENDS:
+            raise UsageError(
+                f"--pipeline {cut} cuts a prompt of {max(tokens)} tokens into {most:,} sends, and a request has at "
+                f"most {MOST_SENDS:,}; give more layers or longer chunks"
+            )
+    return cuts
+
+
+def _cut(word: str, layers: int) -> Cut:
+    found = re.fullmatch(r"([0-9]{1,9})(?:x([0-9]{1,9}))?", word.lower())
+    if found is None or not 1 <= int(found[1]) <= layers or (found[2] is not None and int(found[2]) < 1):
+        raise UsageError(
+            f"--pipeline {quoted(word)} is not allowed: give off, sweep, or layers per send from 1 to {layers} (the "
+            "model's), with xTOKENS for chunks of the prompt, such as 4 or 4x2048"
+        )
+    return Cut(int(found[1]), None if found[2] is None else int(found[2]))
+
+
+def parse_compute(text: str) -> tuple[ComputeKind, float | None]:
+    """Kind and ms per layer (None: from the assumed prefill) of `--compute`. Raises UsageError."""
+    word, colon, ms = text.strip().lower().partition(":")
+    kind = next((one for one in KINDS if one == word), None)
+    if kind is None:
+        raise UsageError(
+            f"--compute {quoted(text)} is not known: give timed or spin, with :MS for the time of a layer, such as "
+            "timed:2.5"
+        )
+    return kind, parse_float(ms, f"--compute {kind}:", 0, LONGEST_MS) if colon else None

@@ -1,0 +1,98 @@
+"""What pipelining gave, on the terminal: a table for each row that measured it, and which cut was best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from kvxfer.result.printing import NONE, Column, counted, figure, milliseconds, print_table
+from kvxfer.wording import plain
+
+Record = dict[str, Any]
+
+NOTES = (
+    "total: from the start of compute until decode can use all of it. exposed: total less compute alone.",
+    "predicted: of a model that knows compute and the transfers alone, not the totals.",
+    "hidden: the share of serial's transfer that is not exposed. slower: what the transfer added to the compute.",
+    "waited for: the end waited for compute up to that layer, then for so many transfers one after another.",
+    "pays from: by the model, the shortest prompt at which the cut is no slower than serial (all layers at once).",
+)
+
+
+def render_pipelines(rows: Sequence[Record], scope: str, label: Callable[[Record], str], console: Console) -> None:
+    """Print `pipeline` of every row that has one; `label` says what the row is called."""
+    measured = [row for row in rows if row.get("pipeline")]
+    for row in measured:
+        _print_one(row["pipeline"], f"{label(row)} ({scope})", console, NOTES if row is measured[-1] else ())
+
+
+def _print_one(pipeline: Record, label: str, console: Console, notes: Sequence[str]) -> None:
+    cuts: list[Record] = pipeline["cuts"]
+    serial = pipeline["compute"]["layers"]
+    print_table(
+        f"Pipelining, {plain(label)}",
+        [Column("layers\nper send", [_name(cut, serial) for cut in cuts], words=True)],
+        [
+            Column("sends", [f"{cut['sends']:,}" for cut in cuts]),
+            Column("total p50\nms ± 95 %", [_total(cut) for cut in cuts]),
+            Column("exposed\nms", [milliseconds(cut["exposed_ns"]) for cut in cuts]),
+            Column("predicted\nms", [milliseconds(cut["predicted_exposed_ns"]) for cut in cuts]),
+            Column("hidden\n%", [f"{100 * cut['hidden_share']:.0f}" for cut in cuts]),
+            Column("transfer\nalone ms", [milliseconds(cut["alone_p50_ns"]) for cut in cuts]),
+            Column("slower\n%", [f"{100 * cut['slowdown']:.1f}" for cut in cuts]),
+            Column("waited for", [_critical(cut["critical"]) for cut in cuts]),
+            Column("pays from\ntokens", [_break_even(cut, serial) for cut in cuts]),
+        ],
+        console,
+        [_compute(pipeline), _best(pipeline), *notes],
+    )
+
+
+def _name(cut: Record, serial: int) -> str:
+    if cut["layers_per_send"] == serial and cut["chunk_tokens"] is None:
+        return f"{serial} (serial)"
+    return plain(cut["cut"])
+
+
+def _total(cut: Record) -> str:
+    middle = cut["total_p50_ns"]
+    if cut["total_ci95_ns"] is None or not middle:
+        return f"{milliseconds(middle)} ±   ? %"
+    low, high = cut["total_ci95_ns"]
+    return f"{milliseconds(middle)} ± {100 * max(high - middle, middle - low) / middle:3.1f} %"
+
+
+def _critical(critical: Record) -> str:
+    chunk = f"chunk {critical['computed_chunk'] + 1}, " * (critical["computed_chunk"] > 0)
+    return f"{chunk}layer {critical['computed_layer'] + 1} + {critical['sends_after']}"
+
+
+def _break_even(cut: Record, serial: int) -> str:
+    if cut["chunk_tokens"] is not None or cut["layers_per_send"] == serial:
+        return NONE
+    return "never" if cut["break_even_tokens"] is None else f"{cut['break_even_tokens']:,}"
+
+
+def _compute(pipeline: Record) -> str:
+    compute = pipeline["compute"]
+    how = {"timed": "with the CPU free", "spin": "holding a core"}[compute["kind"]]
+    return (
+        f"Compute alone {milliseconds(compute['alone_p50_ns'])} ms: {counted(compute['layers'], 'layer')} of "
+        f"{milliseconds(compute['layer_ns'])} ms {how}; a layer's time: {plain(compute['source'])}. "
+        f"{counted(pipeline['rounds'], 'sample')} of each cut, in turn."
+    )
+
+
+def _best(pipeline: Record) -> str:
+    cuts = {cut["cut"]: cut for cut in pipeline["cuts"]}
+    best, serial = cuts[pipeline["best"]["cut"]], pipeline["serial"]["total_p50_ns"]
+    ties = pipeline["best"]["ties"]
+    gain = (
+        f"{figure(100 * (1 - best['total_p50_ns'] / serial))} % less than serial's"
+        if best["total_p50_ns"] < serial
+        else "serial itself"
+    )
+    same = f"; not to be told from it: {', '.join(plain(tie) for tie in ties)}" if ties else "; no other is as good"
+    return f"Best of these: {plain(best['cut'])}, total {milliseconds(best['total_p50_ns'])} ms, {gain}{same}."

@@ -1,0 +1,120 @@
+"""Pipelined rows between two processes here: what they say is what was asked for, and adds up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from .processes import LAYERS, Place
+from .test_runs import check
+
+LAYER_MS = 3
+NS = 1_000_000
+
+
+def check_pipeline(row: dict[str, Any], cuts: list[str]) -> dict[str, Any]:
+    """What holds for the `pipeline` of every row with timed or spinning compute of LAYER_MS."""
+    found: dict[str, Any] = row["pipeline"]
+    assert [cut["cut"] for cut in found["cuts"]] == cuts
+    compute = found["compute"]
+    assert (compute["layers"], compute["layer_ns"]) == (LAYERS, LAYER_MS * NS)
+    assert compute["alone_p50_ns"] >= LAYERS * LAYER_MS * NS
+    assert found["rounds"] == len(compute["alone_samples_ns"]) >= 3
+    for cut in found["cuts"]:
+        assert len(cut["total_samples_ns"]) == len(cut["compute_samples_ns"]) == len(cut["alone_samples_ns"])
+        assert cut["total_p50_ns"] == round(float(np.median(cut["total_samples_ns"])))
+        assert all(a >= b for a, b in zip(cut["total_samples_ns"], cut["compute_samples_ns"], strict=True))
+        assert cut["exposed_ns"] == max(0, cut["total_p50_ns"] - compute["alone_p50_ns"])
+        critical = cut["critical"]
+        assert len(critical["ready_ns"]) == len(critical["usable_ns"]) == cut["sends"]
+        if row["backend"] != "null":
+            assert all(at > ready for ready, at in zip(critical["ready_ns"], critical["usable_ns"], strict=True))
+    totals = {cut["cut"]: cut["total_p50_ns"] for cut in found["cuts"]}
+    assert totals[found["best"]["cut"]] == min(totals.values()) <= found["serial"]["total_p50_ns"]
+    assert found["serial"]["total_p50_ns"] == totals[str(LAYERS)]
+    return found
+
+
+@pytest.mark.parametrize("backend", ["tcp", "shm", "cma", "null"])
+def test_both_ways_of_every_backend(place: Place, backend: str) -> None:
+    arguments = ["--pipeline", "1,2x40", "--compute", f"timed:{LAYER_MS}", "--backend", backend, "--op", "both"]
+    rows = check(place.measure(*arguments))
+    assert [row["op"] for row in rows] == ["push", "pull"]
+    for row in rows:
+        found = check_pipeline(row, ["1", "2x40", str(LAYERS)])
+        each, chunked, serial = found["cuts"]
+        assert (each["sends"], chunked["sends"], serial["sends"]) == (LAYERS, 4, 1)
+        assert found["compute"]["alone_p50_ns"] == LAYERS * LAYER_MS * NS  # no sleep's error is in there
+        assert each["critical"]["ready_ns"] == [layer * LAYER_MS * NS for layer in (1, 2, 3)]
+        # Chunks of 40 and 30 tokens of 70; 2 layers of the first, its third, 2 of the second, its third.
+        first, second = (LAYER_MS * NS * tokens // 70 for tokens in (40, 30))
+        expected = [2 * first, 3 * first, 3 * first + 2 * second, 3 * first + 3 * second]
+        assert chunked["critical"]["ready_ns"] == expected
+        if backend == "null":
+            assert row["verified_bytes"] == 0
+        else:  # the first and the last request of the row, and of every cut the first, and the last of all
+            assert row["verified_bytes"] == (2 + 3 + 1) * row["bytes"]
+    place.left_alone()
+
+
+def test_a_sweep_with_a_core_held(place: Place) -> None:
+    (row,) = check(place.measure("--pipeline", "sweep", "--compute", f"spin:{LAYER_MS}"))
+    found = check_pipeline(row, ["1", "2", str(LAYERS)])
+    assert found["compute"]["kind"] == "spin"
+
+
+def test_the_assumed_prefill_is_the_compute_unless_one_is_given(place: Place) -> None:
+    result = place.measure("--pipeline", "1", "--tokens", "300,70")
+    for row in check(result):
+        (prefill,) = [
+            one["prefill_ms"] for one in result["ratio"] if (one["tokens"], one["basis"]) == (row["tokens"], "full")
+        ]
+        compute = row["pipeline"]["compute"]
+        assert compute["layer_ns"] == round(prefill * NS / LAYERS)
+        assert compute["source"] == "assumed prefill (full)"
+
+
+def test_several_ranks_and_layers_together(place: Place) -> None:
+    ranks = ["--tp-prefill", "2", "--pp-decode", "3", "--pipeline", "1x32"]
+    (row,) = place.measure(*ranks, "--compute", f"timed:{LAYER_MS}")["results"]
+    each, _ = check_pipeline(row, ["1x32", str(LAYERS)])["cuts"]
+    assert each["sends"] == 3 * LAYERS
+    together = ["--layout", "hnd-together", "--pipeline", "1"]
+    (row,) = place.measure(*together, "--compute", f"timed:{LAYER_MS}")["results"]
+    each, _ = check_pipeline(row, ["1", str(LAYERS)])["cuts"]
+    assert each["sends"] == 1  # a block holds all layers, so it is complete with the last
+
+
+def test_without_verification(place: Place) -> None:
+    (row,) = check(place.measure("--pipeline", "1", "--compute", f"timed:{LAYER_MS}", "--verify", "off"))
+    assert row["verified_bytes"] == 0
+
+
+def test_the_table_names_the_best(place: Place) -> None:
+    done = place.bench("--pipeline", "sweep", "--compute", f"timed:{LAYER_MS}")
+    assert (done.status, done.err) == (0, "")
+    assert "Pipelining, 70 tokens (loopback)" in done.out
+    assert f"{LAYERS} (serial)" in done.out
+    assert "Best of these: " in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--pipeline", "4"], "give off, sweep, or layers per send from 1 to 3"),
+        (["--pipeline", "1", "--compute", "gpu"], "--compute 'gpu' is not known"),
+        (["--pipeline", "1", "--inflight", "2"], "--pipeline measures one request at a time"),
+    ],
+)
+def test_bad_options(place: Place, arguments: list[str], says: str) -> None:
+    place.bench(*arguments).failed(2, says)
+
+
+def test_through_serve(place: Place) -> None:
+    server = place.serve()
+    arguments = ["--pipeline", "2", "--compute", f"timed:{LAYER_MS}", "--op", "both"]
+    for row in check(place.measure("--peer", server.address, *arguments)):
+        check_pipeline(row, ["2", str(LAYERS)])
+    place.left_alone(server)
