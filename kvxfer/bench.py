@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 
 from kvxfer import cli
 from kvxfer.asked import Asked, Options, read, takes_options
-from kvxfer.errors import ExitStatus, UsageError
+from kvxfer.errors import ExitStatus, UnavailableError, UsageError
 from kvxfer.options import parse_choice, parse_float, parse_int
 from kvxfer.wording import plain
 
@@ -53,8 +54,9 @@ def command(
     compute: Annotated[
         str,
         typer.Option(
-            metavar="timed|spin[:MS]",
-            help="what --pipeline computes: a layer takes MS [the assumed prefill's], with the CPU free or a core held",
+            metavar="timed|spin[:MS]|layers",
+            help="what --pipeline computes: a layer takes MS [the assumed prefill's], with the CPU free or a core "
+            "held; or real layers, in torch",
         ),
     ] = "timed",
     device: Annotated[
@@ -164,6 +166,7 @@ def _pipelining(asked: Asked, pipeline: str, compute: str, inflight: int) -> Pip
     """What --pipeline and --compute ask for; a layer's compute is, unless given, its share of the assumed prefill."""
     from kvxfer.cost.measured import ASSUMED_COMPUTE
     from kvxfer.cost.ratio import ratio_rows
+    from kvxfer.measure.prefill import NO_TORCH, widths_of
     from kvxfer.measure.request import Pipelining
     from kvxfer.pipelining import parse_compute, parse_pipeline
 
@@ -174,6 +177,11 @@ def _pipelining(asked: Asked, pipeline: str, compute: str, inflight: int) -> Pip
         return None
     if inflight > 1:
         raise UsageError("--pipeline measures one request at a time; leave out --inflight")
+    if kind == "layers":
+        widths_of(asked.shape)  # refuses what cannot be computed
+        if importlib.util.find_spec("torch") is None:
+            raise UnavailableError(NO_TORCH)
+        return Pipelining(cuts, kind, {}, "")
     if layer_ms is not None:
         return Pipelining(cuts, kind, {tokens: round(layer_ms * 1e6) for tokens in asked.tokens}, "--compute")
     rows = ratio_rows(asked.shape, asked.dtypes[0], asked.tokens, asked.block_size, asked.assumptions)

@@ -18,7 +18,7 @@ LONGEST_MS = 3_600_000.0
 MOST_SENDS = 4096
 """Of a request: what both sides say of each goes over one connection."""
 
-KINDS: tuple[ComputeKind, ...] = ("timed", "spin")
+KINDS: tuple[ComputeKind, ...] = ("timed", "spin", "layers")
 
 
 def parse_pipeline(text: str, layers: int, tokens: Sequence[int]) -> tuple[Cut, ...] | None:
@@ -59,6 +59,8 @@ def parse_compute(text: str) -> tuple[ComputeKind, float | None]:
     if kind is None:
         raise UsageError(
             f"--compute {quoted(text)} is not known: give timed or spin, with :MS for the time of a layer, such as "
-            "timed:2.5"
+            "timed:2.5, or layers"
         )
+    if kind == "layers" and colon:
+        raise UsageError("--compute layers takes no time: real layers are computed; give timed:MS or spin:MS for that")
     return kind, parse_float(ms, f"--compute {kind}:", 0, LONGEST_MS) if colon else None

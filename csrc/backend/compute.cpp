@@ -74,6 +74,12 @@ void ThreadCompute::stop() {
   started_.notify_all();
 }
 
+bool ExternalCompute::unit_ended() {
+  if (units_ended() == units_) throw Error(Fault::usage, "all units of this compute have ended");
+  end_unit();
+  return !stopped();
+}
+
 SpinCompute::SpinCompute(const std::vector<Nanoseconds>& unit_ns)
     : ThreadCompute(unit_ns.size()), after_(sums(unit_ns)) {
   thread_ = std::thread([this] { spin(); });

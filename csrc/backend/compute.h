@@ -93,4 +93,14 @@ class SpinCompute final : public ThreadCompute {
   std::thread thread_;
 };
 
+// Units that the owner computes on a thread of its own, by other means: it calls all but what the loop does.
+class ExternalCompute final : public ThreadCompute {
+ public:
+  using ThreadCompute::await_start;
+  using ThreadCompute::stop;
+  using ThreadCompute::ThreadCompute;
+  // False once stopped: nobody wants the rest. Throws Error(usage) when all have ended.
+  bool unit_ended();
+};
+
 }  // namespace kvxfer

@@ -257,8 +257,7 @@ class PipelineLoop {
       case EventKind::cancelled:
       case EventKind::error:
       case EventKind::peer_lost:
-        require_peers(requests_[0]);
-        throw Error(Fault::peer_lost, "a transfer ended before it was delivered");
+        give_up(requests_[0]);
     }
     throw Error(Fault::peer_lost, "the backend tells an event of no known kind");
   }

@@ -38,6 +38,11 @@ void require_peers(const LoopRequest& request) {
       throw Error(Fault::peer_lost, "the peer was lost: " + why);
 }
 
+void give_up(const LoopRequest& request) {
+  require_peers(request);
+  throw Error(Fault::peer_lost, "a transfer ended before it was delivered");
+}
+
 std::size_t leg_of(const LoopRequest& request, std::uint32_t peer) {
   std::size_t leg = 0;
   while (leg < request.legs.size() && request.legs[leg].peer->id() != peer) ++leg;

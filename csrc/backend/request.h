@@ -29,6 +29,9 @@ struct LoopRequest {
 void require_legs(std::span<const LoopRequest> requests);
 // Throws Error(peer_lost) that says why when a peer of the request is lost.
 void require_peers(const LoopRequest& request);
+// The end of a loop one of whose transfers has ended otherwise: throws Error(peer_lost) with the reason if there is
+// one.
+[[noreturn]] void give_up(const LoopRequest& request);
 // Which leg the peer of that id has; their number when it has none.
 std::size_t leg_of(const LoopRequest& request, std::uint32_t peer);
 

@@ -338,6 +338,11 @@ void bind_pipeline(nb::module_& m) {
       .def(nb::init<const std::vector<Nanoseconds>&>(), "unit_ns"_a);
   nb::class_<SpinCompute, Compute>(m, "SpinCompute", "Units that hold a core for so much CPU time.")
       .def(nb::init<const std::vector<Nanoseconds>&>(), "unit_ns"_a);
+  nb::class_<ExternalCompute, Compute>(m, "ExternalCompute", "Units that a thread of the caller computes.")
+      .def(nb::init<std::size_t>(), "units"_a)
+      .def("await_start", &ExternalCompute::await_start, Unlocked())
+      .def("unit_ended", &ExternalCompute::unit_ended)
+      .def("stop", &ExternalCompute::stop, Unlocked());
   nb::class_<PipelineResult>(m, "PipelineResult")
       .def_prop_ro("total_ns", [](const PipelineResult& self) { return raw(self.total_ns); })
       .def_prop_ro("compute_ns", [](const PipelineResult& self) { return raw(self.compute_ns); })

@@ -78,6 +78,24 @@ TEST(compute, spinning_ends_with_its_owner) {
   CHECK(now_ns() - began < 20 * second);
 }
 
+TEST(compute, another_threads_units_end_when_it_says_so) {
+  ExternalCompute compute(3);
+  const auto work = [&] {
+    while (compute.await_start())
+      for (int unit = 0; unit < 3; ++unit)
+        if (!compute.unit_ended()) return;
+  };
+  const std::jthread worker(work);
+  for (int round = 0; round < 100; ++round) {
+    const Nanoseconds began = now_ns();
+    compute.start(began);
+    finish(compute);
+    for (std::uint32_t unit = 0; unit < 3; ++unit) CHECK(compute.ended(unit) >= began);
+    CHECK_THROWS(Fault::usage, "all units", compute.unit_ended());
+  }
+  compute.stop();
+}
+
 TEST(compute, times_that_make_no_sense_are_refused) {
   CHECK_THROWS(Fault::usage, "units of compute", TimedCompute({-1}));
   CHECK_THROWS(Fault::usage, "units of compute", TimedCompute({longest_compute, 1}));

@@ -186,10 +186,24 @@ class Ran(Message, frozen=True):
     steal_ns: int
 
 
+class BuildLayer(Message, frozen=True):
+    """Build a layer of these widths for prompts of so many tokens, and time it. Answered by LayerBuilt."""
+
+    widths: tuple[int, int, int, int, int, int]  # the fields of a kvxfer.measure.prefill.Widths, in order
+    tokens: int
+
+
+class LayerBuilt(Message, frozen=True):
+    samples_ns: list[int]  # of the layer over the whole prompt
+    peak_flop_s: float
+    how: str
+
+
 class Pipeline(Message, frozen=True):
     """Move `count` requests of a plan set whose segments leave as they are computed. Answered by Pipelined.
 
-    Every chunk of the prompt has a layer take its `layer_ns`, one layer after another, chunk after chunk.
+    Every chunk of the prompt has a layer take its `layer_ns`, one layer after another, chunk after chunk; or with
+    `layers` what the layer that was built takes for its `chunk_tokens`.
     """
 
     plan_set: int
@@ -199,8 +213,9 @@ class Pipeline(Message, frozen=True):
     layers: int
     layers_per_send: int
     sends: Literal["all", "first", "none"]  # first: one send alone; none: compute alone
-    compute: Literal["timed", "spin"]
+    compute: Literal["timed", "spin", "layers"]
     layer_ns: list[int]  # of each chunk
+    chunk_tokens: list[int]
     check: bool
     stall_ns: int  # give up when nothing moves and nothing is computed for so long
     seed: int = 0
@@ -259,12 +274,13 @@ WorkerCommand = (
     | Fill
     | Verify
     | Run
+    | BuildLayer
     | Pipeline
     | Copy
     | Describe
     | Ping
 )
-WorkerAnswer = Opened | Done | Keys | Prepared | Verified | Ran | Pipelined | Copied | Described
+WorkerAnswer = Opened | Done | Keys | Prepared | Verified | Ran | LayerBuilt | Pipelined | Copied | Described
 
 
 class Command(Message, frozen=True):

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvxfer.backend.probe import is_one_host
-from kvxfer.cache.sends import Cut
+from kvxfer.cache.sends import Cut, chunk_lengths
 from kvxfer.cache.tables import BlockTables
 from kvxfer.control import messages as m
 from kvxfer.errors import WrongBytesError
 from kvxfer.measure.endpoint import reachable
+from kvxfer.measure.prefill import Widths
 from kvxfer.measure.request import ComputeKind, Effort, Row
 from kvxfer.measure.session import Session
 
@@ -143,7 +144,6 @@ class Pair:
     def pipelined(
         self,
         cut: Cut,
-        layers: int,
         layer_ns: list[int],
         compute: ComputeKind = "timed",
         sends: Literal["all", "first", "none"] = "all",
@@ -157,19 +157,25 @@ class Pair:
             op=self.row.op,
             first_epoch=self._epoch + 1,
             count=1,
-            layers=layers,
+            layers=self.row.layers,
             layers_per_send=cut.layers,
             sends=sends,
             compute=compute,
             layer_ns=layer_ns,
+            chunk_tokens=chunk_lengths(self.row.tokens, cut.chunk_tokens),
             check=self._verifies and sends == "all",
-            stall_ns=STALL_NS + SLOWEST * layers * sum(layer_ns),
+            stall_ns=STALL_NS + SLOWEST * self.row.layers * sum(layer_ns),
             seed=self.row.seed,
         )
         self._ran(1, command.plan_set)
         prefill, decode = self._session.both(self._number, command, command, m.Pipelined)
         self._require_epochs(decode.wrong_epochs, 1)
         return prefill
+
+    def build_layer(self, widths: Widths) -> m.LayerBuilt:
+        """A layer of the model at prefill, for compute `layers`."""
+        command = m.BuildLayer(astuple(widths), self.row.tokens)
+        return self._session.prefill(self._number, command, m.LayerBuilt)
 
     def _plan_set(self, chunk_tokens: int | None) -> int:
         """The plans that are cut into chunks of so many tokens, prepared when they are asked for first."""

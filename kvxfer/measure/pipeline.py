@@ -12,8 +12,10 @@ import numpy.typing as npt
 
 from kvxfer.cache.sends import Cut, chunk_lengths
 from kvxfer.control.messages import Pipelined
-from kvxfer.cost.pipeline import Link, Ready, break_even_tokens, exposed_ns, fit_link
+from kvxfer.cost.pipeline import Link, Ready, best_layers, break_even_tokens, exposed_ns, fit_link
+from kvxfer.errors import UnavailableError
 from kvxfer.measure.pair import Pair
+from kvxfer.measure.prefill import LONGEST_REQUEST_S, widths_of
 from kvxfer.measure.request import Effort, Pipelining
 from kvxfer.result import statistics
 
@@ -57,13 +59,18 @@ class PipelineRun:
         self._effort = effort
         self._tokens = pair.row.tokens
         self._layers = pair.row.layers
-        self._layer_ns = asked.layer_ns[self._tokens]
+        self._layer_ns = asked.layer_ns.get(self._tokens, 0)
+        self._source = asked.source
+        self._built: dict[str, Any] = {}
         self._series = [Series(cut) for cut in self._cuts()]
         self._compute_ns: list[int] = []
         self._part: list[tuple[int, int]] = []  # bytes and ns of one layer's send alone
 
     def run(self, say: Callable[[str], None]) -> dict[str, Any]:
         """Every cut once, verified; then rounds of all of them. Returns the row's `pipeline`."""
+        if self._asked.compute == "layers":
+            say(f"{self._pair.row.id}: pipelining, building a layer")
+            self._build_layer()
         for series in self._series:
             say(f"{self._pair.row.id}: pipelining, verifying {series.cut}")
             self._pair.run_verified(lambda cut=series.cut: self._pipelined(cut))  # type: ignore[misc]
@@ -77,6 +84,26 @@ class PipelineRun:
             rounds += 1
         self._pair.run_verified(lambda: self._pipelined(self._series[-1].cut))
         return self._record()
+
+    def _build_layer(self) -> None:
+        """Raises UnavailableError when a prompt would take too long."""
+        widths = widths_of(self._pair.row.shape)
+        built = self._pair.build_layer(widths)
+        self._layer_ns = statistics.median(built.samples_ns)
+        seconds = self._layer_ns * self._layers / 1e9
+        if seconds > LONGEST_REQUEST_S:
+            raise UnavailableError(
+                f"{self._layers} layers take {seconds:.0f} s for {self._tokens} tokens in {built.how}, and at most "
+                f"{LONGEST_REQUEST_S:.0f} s is measured; lower --tokens, or give --compute timed or spin"
+            )
+        self._source = f"{built.how}, a real layer of random weights; of a CPU it says nothing of a GPU's time"
+        self._built = {
+            "how": built.how,
+            "layer_samples_ns": built.samples_ns,
+            "flop": widths.flop(self._tokens),
+            "peak_flop_s": built.peak_flop_s,
+            "mfu": widths.flop(self._tokens) / (self._layer_ns / 1e9) / built.peak_flop_s,
+        }
 
     def _cuts(self) -> list[Cut]:
         """Those asked for, as far as they differ for this prompt, and serial."""
@@ -97,19 +124,19 @@ class PipelineRun:
             thing()
 
     def _pipelined(self, cut: Cut) -> Pipelined:
-        return self._pair.pipelined(cut, self._layers, self._chunk_ns(cut), self._asked.compute)
+        return self._pair.pipelined(cut, self._chunk_ns(cut), self._asked.compute)
 
     def _alone(self, cut: Cut) -> int:
         """The sends of a cut with nothing to wait for."""
         nothing = [0] * len(self._chunk_ns(cut))
-        return _first(self._pair.pipelined(cut, self._layers, nothing).total_ns)
+        return _first(self._pair.pipelined(cut, nothing).total_ns)
 
     def _compute_alone(self) -> None:
-        run = self._pair.pipelined(Cut(self._layers), self._layers, [self._layer_ns], self._asked.compute, sends="none")
+        run = self._pair.pipelined(Cut(self._layers), [self._layer_ns], self._asked.compute, "none")
         self._compute_ns.append(_first(run.compute_ns))
 
     def _one_layer_alone(self) -> None:
-        run = self._pair.pipelined(Cut(1), self._layers, [0], sends="first")
+        run = self._pair.pipelined(Cut(1), [0], sends="first")
         self._part.append((run.sizes[0], _first(run.total_ns)))
 
     def _chunk_ns(self, cut: Cut) -> list[int]:
@@ -125,19 +152,22 @@ class PipelineRun:
         link = self._link()
         cuts = [self._cut_record(series, compute, serial, link) for series in self._series]
         best, ties = _best(cuts)
+        every = range(1, self._layers + 1)
+        predicted, _ = best_layers(self._pair.row.bytes, 0.0, [self._layer_ns] * self._layers, link, every)
         return {
             "compute": {
                 "kind": self._asked.compute,
-                "source": self._asked.source,
+                "source": self._source,
                 "layers": self._layers,
                 "layer_ns": self._layer_ns,
                 "alone_p50_ns": compute,
                 "alone_samples_ns": self._compute_ns,
+                **self._built,
             },
             "serial": {"total_p50_ns": statistics.median(serial.total_ns), "alone_p50_ns": _alone_p50(serial)},
             "rounds": len(serial.runs),
             "cuts": cuts,
-            "best": {"cut": best, "ties": ties},
+            "best": {"cut": best, "ties": ties, "predicted_layers": predicted},
             "model": {
                 "latency_ns": link.latency_ns,
                 "occupancy_ns": link.occupancy_ns,

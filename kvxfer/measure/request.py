@@ -16,7 +16,7 @@ from kvxfer.errors import UsageError
 from kvxfer.model.shape import ModelShape
 
 Op = Literal["push", "pull"]
-ComputeKind = Literal["timed", "spin"]
+ComputeKind = Literal["timed", "spin", "layers"]
 VerifyMode = Literal["full", "sample", "off"]
 
 MAX_BLOCKS = 1 << 19
@@ -129,7 +129,8 @@ class Row:
 class Pipelining:
     """What is asked of per-layer pipelining: how requests are cut, and the compute that they hide behind.
 
-    `layer_ns` is what a layer takes for a whole prompt of so many tokens; `source` says where that comes from.
+    `layer_ns` is what a layer takes for a whole prompt of so many tokens, unless layers are computed; `source` says
+    where that comes from.
     """
 
     cuts: tuple[Cut, ...]

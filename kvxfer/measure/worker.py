@@ -27,7 +27,8 @@ from kvxfer.cache.tables import Table
 from kvxfer.control import messages as m
 from kvxfer.control.pipe import Pipe, PipeClosedError
 from kvxfer.errors import ExitStatus, KvxferError, UsageError
-from kvxfer.measure.host import CpuMeter
+from kvxfer.measure.host import CpuMeter, usable_bytes
+from kvxfer.measure.prefill import Layer, Widths, computing
 
 if TYPE_CHECKING:
     from kvxfer import _native
@@ -60,6 +61,7 @@ class Worker:
             m.Fill: self.fill,
             m.Verify: self.verify,
             m.Run: self.run,
+            m.BuildLayer: self.build_layer,
             m.Pipeline: self.pipeline,
             m.Copy: self.copy,
             m.Describe: self.describe,
@@ -246,23 +248,22 @@ class Worker:
         _require_units(command)
         found = sends([one.plan.segments for one in plans.placed[0]], command.layers, command.layers_per_send)
         chosen = {"all": found, "first": found[:1], "none": []}[command.sends]
-        unit_ns = [ns for ns in command.layer_ns for _ in range(command.layers)]
-        kind = self.native.TimedCompute if command.compute == "timed" else self.native.SpinCompute
         meter = CpuMeter()
-        result = self.native.run_pipeline(
-            self.context,
-            plans.requests,
-            self.pattern,
-            [(one.ready_after, one.segments) for one in chosen],
-            kind(unit_ns) if self.prefill else None,
-            self.native.Side.prefill if self.prefill else self.native.Side.decode,
-            self.native.Op[command.op],
-            command.first_epoch,
-            command.count,
-            command.check,
-            command.seed,
-            command.stall_ns,
-        )
+        with self._compute(command) as compute:
+            result = self.native.run_pipeline(
+                self.context,
+                plans.requests,
+                self.pattern,
+                [(one.ready_after, one.segments) for one in chosen],
+                compute,
+                self.native.Side.prefill if self.prefill else self.native.Side.decode,
+                self.native.Op[command.op],
+                command.first_epoch,
+                command.count,
+                command.check,
+                command.seed,
+                command.stall_ns,
+            )
         return m.Pipelined(
             total_ns=result.total_ns,
             compute_ns=result.compute_ns,
@@ -273,6 +274,25 @@ class Worker:
             wrong_epochs=result.wrong_epochs,
             cpu_ns=meter.read()[0],
         )
+
+    def build_layer(self, command: m.BuildLayer) -> m.LayerBuilt:
+        if not self.prefill:
+            raise UsageError("only the prefill side computes")
+        self.layer = Layer(Widths(*command.widths), command.tokens, usable_bytes())
+        times = self.layer.measure()
+        return m.LayerBuilt(times.samples_ns, times.peak_flop_s, times.how)
+
+    @contextlib.contextmanager
+    def _compute(self, command: m.Pipeline) -> Iterator[_native.Compute | None]:
+        """What the prefill side computes; decode has none."""
+        if not self.prefill:
+            yield None
+        elif command.compute == "layers":
+            with computing(self.layer, command.layers, command.chunk_tokens) as external:
+                yield external
+        else:
+            kind = self.native.TimedCompute if command.compute == "timed" else self.native.SpinCompute
+            yield kind([ns for ns in command.layer_ns for _ in range(command.layers)])
 
     def _plans(self, number: int) -> PlanSet:
         if number not in self._sets:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from kvxfer.result.printing import NONE, Column, counted, figure, milliseconds, print_table
+from kvxfer.result.printing import NONE, Column, counted, figure, milliseconds, print_table, with_interval
 from kvxfer.wording import plain
 
 Record = dict[str, Any]
@@ -36,7 +36,7 @@ def _print_one(pipeline: Record, label: str, console: Console, notes: Sequence[s
         [Column("layers\nper send", [_name(cut, serial) for cut in cuts], words=True)],
         [
             Column("sends", [f"{cut['sends']:,}" for cut in cuts]),
-            Column("total p50\nms ± 95 %", [_total(cut) for cut in cuts]),
+            Column("total p50\nms ± 95 %", [with_interval(cut["total_p50_ns"], cut["total_ci95_ns"]) for cut in cuts]),
             Column("exposed\nms", [milliseconds(cut["exposed_ns"]) for cut in cuts]),
             Column("predicted\nms", [milliseconds(cut["predicted_exposed_ns"]) for cut in cuts]),
             Column("hidden\n%", [f"{100 * cut['hidden_share']:.0f}" for cut in cuts]),
@@ -56,14 +56,6 @@ def _name(cut: Record, serial: int) -> str:
     return plain(cut["cut"])
 
 
-def _total(cut: Record) -> str:
-    middle = cut["total_p50_ns"]
-    if cut["total_ci95_ns"] is None or not middle:
-        return f"{milliseconds(middle)} ±   ? %"
-    low, high = cut["total_ci95_ns"]
-    return f"{milliseconds(middle)} ± {100 * max(high - middle, middle - low) / middle:3.1f} %"
-
-
 def _critical(critical: Record) -> str:
     chunk = f"chunk {critical['computed_chunk'] + 1}, " * (critical["computed_chunk"] > 0)
     return f"{chunk}layer {critical['computed_layer'] + 1} + {critical['sends_after']}"
@@ -77,10 +69,11 @@ def _break_even(cut: Record, serial: int) -> str:
 
 def _compute(pipeline: Record) -> str:
     compute = pipeline["compute"]
-    how = {"timed": "with the CPU free", "spin": "holding a core"}[compute["kind"]]
+    how = {"timed": "with the CPU free", "spin": "holding a core"}.get(compute["kind"], "in torch")
+    mfu = f" MFU {100 * compute['mfu']:.0f} % of the peak measured here." if "mfu" in compute else ""
     return (
         f"Compute alone {milliseconds(compute['alone_p50_ns'])} ms: {counted(compute['layers'], 'layer')} of "
-        f"{milliseconds(compute['layer_ns'])} ms {how}; a layer's time: {plain(compute['source'])}. "
+        f"{milliseconds(compute['layer_ns'])} ms {how}; a layer's time: {plain(compute['source'])}.{mfu} "
         f"{counted(pipeline['rounds'], 'sample')} of each cut, in turn."
     )
 
@@ -95,4 +88,7 @@ def _best(pipeline: Record) -> str:
         else "serial itself"
     )
     same = f"; not to be told from it: {', '.join(plain(tie) for tie in ties)}" if ties else "; no other is as good"
-    return f"Best of these: {plain(best['cut'])}, total {milliseconds(best['total_p50_ns'])} ms, {gain}{same}."
+    return (
+        f"Best of these: {plain(best['cut'])}, total {milliseconds(best['total_p50_ns'])} ms, {gain}{same}. "
+        f"Of every number of layers the model says {pipeline['best']['predicted_layers']}."
+    )

@@ -95,6 +95,14 @@ def milliseconds(ns: int | None) -> str:
     return figure(None if ns is None else ns / 1e6)
 
 
+def with_interval(middle_ns: int, interval_ns: Sequence[int] | None) -> str:
+    """Milliseconds, and how far, in percent, the farther end of an interval around them is."""
+    if interval_ns is None or not middle_ns:
+        return f"{milliseconds(middle_ns)} ±   ? %"
+    low, high = interval_ns
+    return f"{milliseconds(middle_ns)} ± {100 * max(high - middle_ns, middle_ns - low) / middle_ns:3.1f} %"
+
+
 def counted(count: int, what: str) -> str:
     """`1 GPU`, `2 GPUs`."""
     return f"{count:,} {what}{'s' * (count != 1)}"

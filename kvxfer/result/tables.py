@@ -26,6 +26,7 @@ from kvxfer.result.printing import (
     print_pairs,
     print_table,
     print_trimmed,
+    with_interval,
 )
 from kvxfer.wording import plain
 
@@ -247,11 +248,7 @@ def _label(row: Row, keys: Sequence[Key], separator: str) -> str:
 
 def _median_with_interval(row: Row) -> str:
     """The median and how far, in percent of it, the farther end of its 95 % interval is."""
-    middle = row["p50_ns"]
-    if row["ci95_ns"] is None or not middle:
-        return f"{milliseconds(middle)} ±   ? %"
-    low, high = row["ci95_ns"]
-    return f"{milliseconds(middle)} ± {100 * max(high - middle, middle - low) / middle:3.1f} %"
+    return with_interval(row["p50_ns"], row["ci95_ns"])
 
 
 def _median_and_longest(phase: dict[str, Any]) -> str:

@@ -65,6 +65,21 @@ def test_a_sweep_with_a_core_held(place: Place) -> None:
     assert found["compute"]["kind"] == "spin"
 
 
+def test_real_layers(place: Place) -> None:
+    pytest.importorskip("torch")
+    (row,) = check(place.measure("--pipeline", "1x32", "--compute", "layers"))
+    compute = row["pipeline"]["compute"]
+    assert (compute["kind"], compute["layers"]) == ("layers", LAYERS)
+    assert compute["layer_ns"] == round(float(np.median(compute["layer_samples_ns"])))
+    assert compute["mfu"] == pytest.approx(compute["flop"] / (compute["layer_ns"] / 1e9) / compute["peak_flop_s"])
+    assert [cut["sends"] for cut in row["pipeline"]["cuts"]] == [3 * LAYERS, 1]
+
+
+def test_more_tokens_than_a_cpu_computes(place: Place) -> None:
+    pytest.importorskip("torch")
+    place.bench("--pipeline", "1", "--compute", "layers", "--tokens", "600").failed(2, "at most 512; lower --tokens")
+
+
 def test_the_assumed_prefill_is_the_compute_unless_one_is_given(place: Place) -> None:
     result = place.measure("--pipeline", "1", "--tokens", "300,70")
     for row in check(result):
@@ -105,6 +120,7 @@ def test_the_table_names_the_best(place: Place) -> None:
     [
         (["--pipeline", "4"], "give off, sweep, or layers per send from 1 to 3"),
         (["--pipeline", "1", "--compute", "gpu"], "--compute 'gpu' is not known"),
+        (["--pipeline", "1", "--compute", "layers", "--model", "deepseek-v3"], "cannot be computed here"),
         (["--pipeline", "1", "--inflight", "2"], "--pipeline measures one request at a time"),
     ],
 )

@@ -144,7 +144,7 @@ def test_cuts_that_make_no_sense_are_refused(text: str, says: str) -> None:
         parse_pipeline(text, 32, [512])
 
 
-@pytest.mark.parametrize("text", ["gpu", "timed:", "timed:x", "spin:-1", "timed:1e99", ""])
+@pytest.mark.parametrize("text", ["gpu", "layers:2", "timed:", "timed:x", "spin:-1", "timed:1e99", ""])
 def test_computes_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--compute"):
         parse_compute(text)
