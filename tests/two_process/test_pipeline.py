@@ -89,6 +89,20 @@ def test_the_assumed_prefill_is_the_compute_unless_one_is_given(place: Place) ->
         compute = row["pipeline"]["compute"]
         assert compute["layer_ns"] == round(prefill * NS / LAYERS)
         assert compute["source"] == "assumed prefill (full)"
+        (best,) = [cut for cut in row["pipeline"]["cuts"] if cut["cut"] == row["pipeline"]["best"]["cut"]]
+        for ratio in result["ratio"]:
+            for measured in ratio["measured"]:
+                if measured["of"] == row["id"]:
+                    assert measured["exposed_ms"] == best["exposed_ns"] / 1e6
+                    assert measured["exposed_percent"] == pytest.approx(
+                        100 * measured["exposed_ms"] / ratio["prefill_ms"]
+                    )
+
+
+def test_another_compute_says_nothing_of_the_assumed_prefill(place: Place) -> None:
+    result = place.measure("--pipeline", "1", "--compute", f"timed:{LAYER_MS}")
+    assert check(result)[0]["pipeline"] is not None
+    assert all("exposed_ms" not in measured for ratio in result["ratio"] for measured in ratio["measured"])
 
 
 def test_several_ranks_and_layers_together(place: Place) -> None:

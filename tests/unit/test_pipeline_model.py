@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvxfer.cost.measured import measured_rows
 from kvxfer.cost.pipeline import (
     Link,
     Ready,
@@ -18,6 +19,7 @@ from kvxfer.cost.pipeline import (
     fit_link,
     usable_ns,
 )
+from kvxfer.errors import UsageError
 
 TIMES = st.floats(0, 1e10)
 LINKS = st.builds(Link, st.floats(0, 1e8), st.floats(0, 1e7), st.floats(1e-3, 1e3), st.floats(0, 1e5))
@@ -129,3 +131,27 @@ def test_break_even_is_where_a_layers_compute_pays_for_its_send() -> None:
     assert found == 5_008  # the next multiple of 16
     assert break_even_tokens(1.0, 0.0, 32.0, 32, 32, link, 16) == 16
     assert break_even_tokens(1.0, 0.0, 0.0, 32, 1, link, 16) is None
+
+
+@pytest.mark.parametrize("damage", [{"cuts": []}, {"best": None}, {"compute": {"source": 3}}, 7])
+def test_a_damaged_pipeline_of_a_result_is_refused(damage: object) -> None:
+    good = {
+        "compute": {"source": "assumed prefill (full)"},
+        "cuts": [{"cut": "4", "exposed_ns": 1_500_000}],
+        "best": {"cut": "4", "ties": []},
+    }
+    row = {
+        "status": "ok",
+        "id": "a",
+        "model": "m",
+        "dtype": "bf16",
+        "tokens": 1,
+        "bytes": 1,
+        "backend": "tcp",
+        "op": "push",
+        "p50_ns": 1,
+    }
+    (read,) = measured_rows([row | {"pipeline": good}], "network")
+    assert read.exposed_ms == 1.5
+    with pytest.raises(UsageError, match="row 'a' has pipeline"):
+        measured_rows([row | {"pipeline": good | damage if isinstance(damage, dict) else damage}], "network")
