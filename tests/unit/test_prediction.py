@@ -35,7 +35,7 @@ def test_predictions_are_within_the_goal(prediction: ModuleType) -> None:
     assert {(row["backend"], row["op"]) for row in rows} == {
         (backend, op) for backend in ("tcp", "shm", "cma") for op in ("push", "pull")
     }
-    assert len({row["pipeline"]["compute"]["layer_ns"] for row in rows}) >= 3  # faster, as fast, slower than the link
+    assert sum(len(row["pipeline"]["cuts"]) for row in rows) >= 36
     every = [abs(error) for row in rows for _, error in prediction.errors(row)]
     assert median(every) <= GOAL
 
