@@ -48,7 +48,7 @@ install-dev: .venv/installed-dev
 
 # Built in place (build/), so that a change compiles only what it touches; that needs the build's tools in the venv itself.
 .venv/installed: .venv/created pyproject.toml constraints.txt $(NATIVE) $(PACKAGES)
-	$(PIP) cmake ninja nanobind scikit-build-core
+	$(PIP) cmake ninja nanobind scikit-build-core libucx-cu12
 	$(PIP) --no-build-isolation --editable .
 	@touch $@
 
@@ -64,7 +64,7 @@ lint: install-dev
 	$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
 
 test-native: install-dev
-	$(CMAKE) -S . -B build/tests -DKVXFER_PYTHON=OFF -DKVXFER_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo -Wno-dev > build/tests.log 2>&1 || (cat build/tests.log; false)
+	$(CMAKE) -S . -B build/tests -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DKVXFER_PYTHON=OFF -DKVXFER_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo -Wno-dev > build/tests.log 2>&1 || (cat build/tests.log; false)
 	$(CMAKE) --build build/tests --parallel $(JOBS) >> build/tests.log 2>&1 || (cat build/tests.log; false)
 	$(CTEST) build/tests
 
@@ -92,7 +92,7 @@ sanitize: sanitize-address sanitize-thread
 sanitize-address: SANITIZE := address,undefined
 sanitize-thread: SANITIZE := thread
 sanitize-address sanitize-thread: install-dev
-	$(CMAKE) -S . -B build/$@ -DKVXFER_PYTHON=OFF -DKVXFER_TESTS=ON -DKVXFER_SANITIZE=$(SANITIZE) -Wno-dev > build/$@.log 2>&1 || (cat build/$@.log; false)
+	$(CMAKE) -S . -B build/$@ -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DKVXFER_PYTHON=OFF -DKVXFER_TESTS=ON -DKVXFER_SANITIZE=$(SANITIZE) -Wno-dev > build/$@.log 2>&1 || (cat build/$@.log; false)
 	$(CMAKE) --build build/$@ --parallel $(JOBS) >> build/$@.log 2>&1 || (cat build/$@.log; false)
 	$(CTEST) build/$@
 

@@ -244,7 +244,7 @@ CopyPeer::Outcome CopyPeer::chunk_done(const Chunk& chunk) {
 }
 
 // Lets no thread begin another chunk, and waits until none copies.
-void CopyPeer::let_go() noexcept {
+void CopyPeer::let_go(Parting) noexcept {
   std::unique_lock lock(mutex_);
   no_more_ = true;
   idle_.wait_for(lock, farewell_patience, [this] { return copying_ == 0; });

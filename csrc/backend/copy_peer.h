@@ -44,7 +44,7 @@ class CopyPeer : public LanePeer {
   void end_open_transfers() override;
   // The peer may free its memory, or use it for something else, as soon as it has closed: no copy of this side's is
   // under way there then.
-  void let_go() noexcept override;
+  void let_go(Parting) noexcept override;
   void await_peer() noexcept override;
 
  private:

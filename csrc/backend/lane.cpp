@@ -111,22 +111,6 @@ std::string endpoint_of(int fd) {
   return (local.storage.ss_family == AF_INET6 ? "[" + name + "]" : name) + ":" + port.data();
 }
 
-int receive_until(int fd, void* data, std::size_t bytes, Deadline deadline, int interrupt) {
-  auto* at = static_cast<char*>(data);
-  while (bytes > 0) {
-    if (const int code = wait_for(fd, POLLIN, deadline, interrupt)) return code;
-    const ssize_t got = ::recv(fd, at, bytes, MSG_DONTWAIT);
-    if (got == 0) return ECONNRESET;
-    if (got < 0) {
-      if (errno == EINTR || errno == EAGAIN) continue;
-      return errno;
-    }
-    at += got;
-    bytes -= static_cast<std::size_t>(got);
-  }
-  return 0;
-}
-
 // Takes as long for a wrong token as for a right one.
 bool same_token(const char* a, const std::string& b) {
   unsigned difference = b.size() == token_size ? 0 : 1;
@@ -244,6 +228,22 @@ int receive_with_descriptor(int fd, void* data, std::size_t bytes, Socket& into)
       if (Socket came = OneDescriptor::take(message); came.open() && !into.open()) into = std::move(came);
     return got;
   });
+}
+
+int receive_until(int fd, void* data, std::size_t bytes, Deadline deadline, int interrupt) {
+  auto* at = static_cast<char*>(data);
+  while (bytes > 0) {
+    if (const int code = wait_for(fd, POLLIN, deadline, interrupt)) return code;
+    const ssize_t got = ::recv(fd, at, bytes, MSG_DONTWAIT);
+    if (got == 0) return ECONNRESET;
+    if (got < 0) {
+      if (errno == EINTR || errno == EAGAIN) continue;
+      return errno;
+    }
+    at += got;
+    bytes -= static_cast<std::size_t>(got);
+  }
+  return 0;
 }
 
 int send_all(int fd, const void* data, std::size_t bytes) {

@@ -50,6 +50,8 @@ int receive_all(int fd, void* data, std::size_t bytes);
 // Both consume `vectors` (entries are advanced). A descriptor goes with the first byte, over Unix sockets only.
 int send_vectors(int fd, iovec* vectors, std::size_t count, int descriptor = -1);
 int receive_vectors(int fd, iovec* vectors, std::size_t count);
+// receive_all that ends at the deadline (ETIMEDOUT), or once `interrupt` is readable (ECANCELED); -1: there is none.
+int receive_until(int fd, void* data, std::size_t bytes, Deadline deadline, int interrupt = -1);
 // receive_all that keeps a descriptor which came along; what `into` held is closed. A second one is dropped.
 int receive_with_descriptor(int fd, void* data, std::size_t bytes, Socket& into);
 // Advances over the first `done` bytes; returns how many leading entries are used up, empty ones included.

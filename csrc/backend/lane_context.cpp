@@ -91,27 +91,37 @@ std::shared_ptr<Peer> LaneContext::accept(Deadline deadline) {
     listener = listener_;
   }
   if (!listener) throw Error(Fault::usage, "accept before listen");
-  return adopt(listener->accept(deadline));
+  return adopt(listener->accept(deadline), false, deadline);
 }
 
 std::shared_ptr<Peer> LaneContext::connect(const std::string& endpoint, Deadline deadline) {
   require_open();
   if (is_local(endpoint) != (wire_ == Wire::local))
     throw Error(Fault::usage, "'" + endpoint + "' is not an endpoint of this backend: does the peer run another one?");
-  return adopt(connect_lanes(endpoint, token_, lane_count_, deadline, closing_.fd()));
+  return adopt(connect_lanes(endpoint, token_, lane_count_, deadline, closing_.fd()), true, deadline);
 }
 
-std::shared_ptr<Peer> LaneContext::adopt(std::vector<Socket> lanes) {
-  const std::lock_guard lock(mutex_);
-  if (closed_) throw closed_error();
-  auto peer = make_peer(events_, static_cast<std::uint32_t>(peers_.size()), std::move(lanes));
-  try {
-    peer->start();
-  } catch (const std::system_error&) {
-    peer->close();
-    throw Error(Fault::unavailable, "no more threads to be had for the peer's connections");
+std::shared_ptr<Peer> LaneContext::adopt(std::vector<Socket> lanes, bool first, Deadline deadline) {
+  std::shared_ptr<LanePeer> peer;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) throw closed_error();
+    peer = make_peer(events_, static_cast<std::uint32_t>(peers_.size()), std::move(lanes));
+    peers_.push_back(peer);  // close() ends its wire-up
   }
-  peers_.push_back(peer);
+  try {
+    peer->wire_up(first, deadline);
+    const std::lock_guard lock(mutex_);
+    if (closed_) throw closed_error();
+    peer->start();
+  } catch (const std::exception& error) {
+    peer->close();
+    const std::lock_guard lock(mutex_);
+    std::erase(peers_, peer);
+    if (dynamic_cast<const std::system_error*>(&error) != nullptr)
+      throw Error(Fault::unavailable, "no more threads to be had for the peer's connections");
+    throw;
+  }
   return peer;
 }
 
@@ -168,16 +178,18 @@ std::uint64_t LaneContext::bytes_moved() const {
 }
 
 void LaneContext::close() noexcept {
+  std::vector<std::shared_ptr<LanePeer>> peers;
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
+    peers = peers_;  // one whose wire-up this ends will be taken out
     if (listener_) listener_->interrupt();
     listener_.reset();  // an accept() under way holds on to it until it notices
   }
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto written = ::write(closing_.fd(), &one, sizeof one);
-  // peers_ grows no more; their threads need nothing of ours, and poll() goes on to tell how they end.
-  for (const auto& peer : peers_) peer->close();
+  // There will be no more of them; their threads need nothing of ours, and poll() goes on to tell how they end.
+  for (const auto& peer : peers) peer->close();
   events_.stop_waiting();
 }
 

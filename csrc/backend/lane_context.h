@@ -57,7 +57,7 @@ class LaneContext : public Context {
   std::optional<std::uint32_t> pool_of(const std::byte* address, std::uint64_t bytes) const;
 
  private:
-  std::shared_ptr<Peer> adopt(std::vector<Socket> lanes);
+  std::shared_ptr<Peer> adopt(std::vector<Socket> lanes, bool first, Deadline deadline);
   LanePeer& own(const Peer& peer) const;
   LanePlan& own(Plan& plan) const;
   void require_open() const;

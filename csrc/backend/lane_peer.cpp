@@ -151,7 +151,7 @@ void LanePeer::close() noexcept {
   }
   changed_.notify_all();
   if (first) {
-    let_go();
+    let_go(Parting::in_order);
     say_bye();
     await_peer();
   }
@@ -197,7 +197,7 @@ void LanePeer::fail(std::string_view why) {
     end_open_transfers();
   }
   changed_.notify_all();
-  let_go();
+  let_go(Parting::lost);
   for (const Socket& lane : lanes_) lane.shut();
   events_.push_last({0, EventKind::peer_lost, id_, now_ns()});
 }
@@ -250,10 +250,11 @@ std::vector<RegionKey> read_keys(const std::string& keys) {
   return found;
 }
 
-void LanePeer::import_keys(const std::string& keys) {
-  const std::vector<RegionKey> found = read_keys(keys);
+void LanePeer::import_keys(const std::string& keys) { learn(read_keys(keys)); }
+
+void LanePeer::learn(std::span<const RegionKey> keys) {
   remote_regions_.clear();
-  for (const RegionKey& key : found) remote_regions_[key.id] = {key};
+  for (const RegionKey& key : keys) remote_regions_[key.id] = {key};
 }
 
 std::byte* LanePeer::locate_once(RemoteRegion& region, Deadline deadline) {
@@ -329,7 +330,7 @@ std::shared_ptr<LanePlan> LanePeer::prepare(const PlanArrays& arrays, std::span<
   notice.plan = made->id();
   notice.count = n;
   notice.payload_bytes = n * sizeof(WireDescriptor);
-  send(notice, mine.data());
+  LanePeer::send(notice, mine.data());  // lane 0 has room for all of it
 
   std::vector<WireDescriptor> theirs;
   {
@@ -391,6 +392,10 @@ std::string LanePeer::receive_notice(const Notice& notice) {
     segments_.resize(notice.payload_bytes / 4);
     if (const int code = receive_all(lanes_[0].fd(), segments_.data(), notice.payload_bytes)) return closed_or(code);
   }
+  return take(notice, segments_);
+}
+
+std::string LanePeer::take(const Notice& notice, std::span<const std::uint32_t> segments) {
   switch (notice.kind) {
     case NoticeKind::arm:
       emit(EventKind::armed, notice.tag);
@@ -401,7 +406,7 @@ std::string LanePeer::receive_notice(const Notice& notice) {
     case NoticeKind::bye:
       return "the peer closed the connection";
     default:
-      return handle(notice, segments_);
+      return handle(notice, segments);
   }
 }
 

@@ -91,6 +91,9 @@ struct Range {
   std::uint64_t to = 0;
 };
 
+// How a peer ends: by close(), or because it cannot be used any more.
+enum class Parting : std::uint8_t { in_order, lost };
+
 class LanePeer;
 
 class LanePlan final : public Plan {
@@ -140,6 +143,9 @@ class LanePeer : public Peer {
   virtual bool cancel(std::uint64_t tag) = 0;
   virtual std::uint64_t bytes_moved() const { return 0; }
 
+  // What an engine has to do to reach the peer, with lanes that are open already; before start(). `first`: of this
+  // side, which connected. Throws Error(peer_lost) at the deadline, or once close() is called.
+  virtual void wire_up(bool /*first*/, Deadline) {}
   // Begins to read notices; called once the object is complete.
   virtual void start();
   // Idempotent, from any thread; joins every thread. Destructors of derived classes call it: the threads use their
@@ -157,14 +163,20 @@ class LanePeer : public Peer {
   virtual std::byte* locate(const RegionKey&, Deadline) { return nullptr; }
   // This side closes, or gives the peer up, which may be about to close: before the peer is told or lanes are shut,
   // which it may wait for. On any thread that fail() is called on.
-  virtual void let_go() noexcept {}
+  virtual void let_go(Parting) noexcept {}
+  // Tells the peer that this side closes in order.
+  virtual void say_bye() noexcept;
   // This side is about to close: the peer has been told; after this its lanes are shut. May wait, but not for long.
   virtual void await_peer() noexcept {}
 
   // Runs `body` on a thread that close() joins. Signals are for the application's threads; an exception loses the peer.
   void run(std::function<void()> body);
-  // `descriptor`: goes along, over local lanes.
-  void send(const Notice& notice, const void* payload = nullptr, int descriptor = -1);
+  // Over lane 0, or whatever the engine has for it. `descriptor`: goes along, over local lanes.
+  virtual void send(const Notice& notice, const void* payload = nullptr, int descriptor = -1);
+  // Of a notice that has come whole: why the peer must be given up, or nothing.
+  std::string take(const Notice& notice, std::span<const std::uint32_t> segments);
+  // The peer's regions from here on.
+  void learn(std::span<const RegionKey> keys);
   void emit(EventKind kind, std::uint64_t tag, Nanoseconds at = now_ns());
   // With mutex_ held, so that the transfer's end comes after it. Left out when there is no room.
   void emit_local(std::uint64_t tag);
@@ -192,7 +204,6 @@ class LanePeer : public Peer {
   std::byte* locate_once(RemoteRegion& region, Deadline deadline);
   void set_lost(std::string_view why) noexcept;  // with mutex_ held
   void read_notices();
-  void say_bye() noexcept;
   std::string receive_notice(const Notice& notice);
   std::string receive_prepare(const Notice& notice);
   void compare_prepared(std::uint32_t id, const PlanArrays& arrays, const std::vector<WireDescriptor>& theirs) const;

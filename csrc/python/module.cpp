@@ -14,6 +14,7 @@
 #include "backend/loop.h"
 #include "backend/pipeline.h"
 #include "backend/registry.h"
+#include "backends/ucx/ucx.h"
 #include "memory/copy.h"
 #include "memory/mapping.h"
 #include "memory/parallel.h"
@@ -353,10 +354,19 @@ void bind_pipeline(nb::module_& m) {
         "op"_a, "first_epoch"_a, "count"_a, "check"_a, "seed"_a, "stall_ns"_a);
 }
 
+// Where Python finds its packages, one of which may bring a UCX.
+std::vector<std::string> package_folders() {
+  std::vector<std::string> folders;
+  for (const nb::handle folder : nb::module_::import_("sys").attr("path"))
+    if (nb::isinstance<nb::str>(folder)) folders.push_back(nb::cast<std::string>(folder));
+  return folders;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
   nb::register_exception_translator(translate);
+  ucx::look_in(package_folders());
   bind_memory(m);
   bind_words(m);
   bind_backend(m);

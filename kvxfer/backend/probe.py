@@ -13,7 +13,7 @@ ONE_USER = ("cma",)  # the kernel decides who may read another process's memory;
 ALL = "all"
 """In place of names: every backend that can be used."""
 
-LATER = ("ucx", "nccl", "cuda_copy", "nixl", "mooncake")
+LATER = ("nccl", "cuda_copy", "nixl", "mooncake")
 """Transports that users ask for by these names and that are still to come."""
 
 

@@ -179,8 +179,8 @@ def _finish(run: RowRun, request: Request, outcome: Outcome, say: Say) -> None:
 
 
 def _carried_by(lane: str, wanted: str) -> bool:
-    """tcp/eth0 is carried by tcp and by tcp/eth0."""
-    return lane == wanted or lane.startswith(wanted + "/")
+    """tcp/eth0 is carried by tcp and by tcp/eth0, rc_mlx5/mlx5_0:1 also by rc: UCX has its kinds of a transport so."""
+    return lane == wanted or lane.startswith((wanted + "/", wanted + "_")) and "/" not in lane[: len(wanted)]
 
 
 def result(request: Request, hosts: Hosts, outcome: Outcome) -> dict[str, Any]:

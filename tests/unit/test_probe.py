@@ -10,13 +10,13 @@ from kvxfer.errors import UnavailableError, UsageError
 
 def test_auto_is_the_first_that_moves_something() -> None:
     assert choose_backends("auto") == ["tcp"]
-    assert [found.name for found in probe_all()] == ["tcp", "shm", "cma", "null"]
+    assert [found.name for found in probe_all()] == ["tcp", "ucx", "shm", "cma", "null"]
 
 
 def test_all_are_those_that_can_be_used_and_move_something() -> None:
     usable = [found.name for found in probe_all() if found.available and found.name != "null"]
     assert choose_backends("All") == usable
-    assert usable[:2] == ["tcp", "shm"]
+    assert usable[:3] == ["tcp", "ucx", "shm"]
 
 
 def test_backends_of_one_host_are_told() -> None:
@@ -27,9 +27,9 @@ def test_several_in_the_order_given() -> None:
     assert choose_backends("null, TCP,null") == ["null", "tcp"]
 
 
-@pytest.mark.parametrize("name", ["ucx", "tcp,NCCL"])
+@pytest.mark.parametrize("name", ["nccl", "tcp,Mooncake"])
 def test_what_is_still_to_come_is_said(name: str) -> None:
-    with pytest.raises(UnavailableError, match="is not in this version, which has tcp, shm, cma, null"):
+    with pytest.raises(UnavailableError, match="is not in this version, which has tcp, ucx, shm, cma, null"):
         choose_backends(name)
 
 

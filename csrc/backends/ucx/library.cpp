@@ -1,0 +1,168 @@
+#include "backends/ucx/library.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "backend/error.h"
+#include "backends/ucx/ucx.h"
+
+namespace kvxfer::ucx {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// The first with client ids, which tell our peer from a stranger, and with registered memory given to put and get that
+// this was tried with.
+constexpr unsigned least_major = 1, least_minor = 13;
+constexpr const char* named_by = "KVXFER_UCX_LIBRARY";
+constexpr const char* soname = "libucp.so.0";
+constexpr const char* how_to_get =
+    "pip install libucx-cu12 brings one without RDMA; for RDMA install the system's "
+    "(Debian, Ubuntu: libucx0) or name another by KVXFER_UCX_LIBRARY";
+
+std::vector<std::string>& package_folders() {
+  static std::vector<std::string> folders;
+  return folders;
+}
+
+bool there_is(const fs::path& path) {
+  std::error_code code;
+  return fs::exists(path, code);
+}
+
+// Of a libucp: libuct_NAME.so… in ucx/ beside it.
+std::vector<std::string> modules_beside(const fs::path& library) {
+  std::vector<std::string> names;
+  std::error_code code;
+  const fs::path real = fs::canonical(library, code);
+  if (code) return names;
+  for (const auto& entry : fs::directory_iterator(real.parent_path() / "ucx", code)) {
+    const std::string file = entry.path().filename().string();
+    constexpr std::string_view prefix = "libuct_";
+    const std::size_t end = file.find(".so");
+    if (file.starts_with(prefix) && end != std::string::npos)
+      names.push_back(file.substr(prefix.size(), end - prefix.size()));
+  }
+  std::ranges::sort(names);
+  names.erase(std::ranges::unique(names).begin(), names.end());
+  return names;
+}
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+// Where the loader would find a system's library, without loading it: only one may ever be loaded.
+std::vector<fs::path> system_libraries() {
+  std::vector<fs::path> folders;
+  if (const char* given = std::getenv("LD_LIBRARY_PATH")) {
+    std::string text = given;
+    for (std::size_t from = 0; from <= text.size();) {
+      const std::size_t to = std::min(text.find(':', from), text.size());
+      if (to > from) folders.emplace_back(text.substr(from, to - from));
+      from = to + 1;
+    }
+  }
+  for (const char* folder : {"/opt/mellanox/ucx/lib", "/usr/local/lib", "/usr/lib/x86_64-linux-gnu",
+                             "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/lib64", "/usr/lib"})
+    folders.emplace_back(folder);
+  std::vector<fs::path> found;
+  for (const fs::path& folder : folders)
+    if (there_is(folder / soname)) found.push_back(folder / soname);
+  return found;
+}
+
+std::vector<fs::path> packaged_libraries() {
+  std::vector<fs::path> found;
+  for (const std::string& folder : package_folders())
+    if (const fs::path path = fs::path(folder) / "libucx" / "lib" / soname; there_is(path)) found.push_back(path);
+  return found;
+}
+
+// An explicit one; else, where RDMA devices exist, one with verbs; else the package's; else what there is.
+fs::path choose() {
+  if (const char* named = std::getenv(named_by); named != nullptr && *named != '\0') {
+    if (!there_is(named))
+      throw Error(Fault::unavailable, std::string(named_by) + "=" + named + ": there is no such file");
+    return named;
+  }
+  const std::vector<fs::path> system = system_libraries(), packaged = packaged_libraries();
+  if (has_rdma_devices())
+    for (const fs::path& path : system)
+      if (contains(modules_beside(path), "ib")) return path;
+  if (!packaged.empty()) return packaged.front();
+  if (!system.empty()) return system.front();
+  throw Error(Fault::unavailable, std::string("no UCX here: ") + how_to_get);
+}
+
+// What UCX reads of its environment when it is loaded; what the user has set stays. It writes to stdout otherwise,
+// where results go, and what it would say of a lost peer is this side's to tell.
+void set_up_logging() {
+  ::setenv("UCX_LOG_FILE", "stderr", 0);
+  ::setenv("UCX_LOG_LEVEL", "fatal", 0);
+  ::setenv("UCX_HANDLE_ERRORS", "none", 0);  // no signal handlers: they are the application's
+  ::setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 0);
+}
+
+Library load() {
+  const fs::path path = choose();
+  set_up_logging();
+  void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) throw Error(Fault::unavailable, std::string("UCX cannot be loaded: ") + ::dlerror());
+  Library found;
+  found.path = path.string();
+#define KVXFER_UCP_LOOK_UP(name)                                               \
+  found.name = reinterpret_cast<decltype(found.name)>(::dlsym(handle, #name)); \
+  if (found.name == nullptr)                                                   \
+    throw Error(Fault::unavailable, found.path + " is no UCX that can be used: it has no " #name);
+  KVXFER_UCP_FUNCTIONS(KVXFER_UCP_LOOK_UP)
+#undef KVXFER_UCP_LOOK_UP
+  if (Dl_info info{}; ::dladdr(reinterpret_cast<void*>(found.ucp_get_version), &info) != 0) found.path = info.dli_fname;
+  unsigned release = 0;
+  found.ucp_get_version(&found.major, &found.minor, &release);
+  found.version = std::to_string(found.major) + "." + std::to_string(found.minor) + "." + std::to_string(release);
+  if (found.major != least_major || found.minor < least_minor)
+    throw Error(Fault::unavailable, found.path + " is UCX " + found.version +
+                                        ", and it takes 1.13 or a later 1.x: earlier ones have no "
+                                        "client ids, which tell the peer from a stranger; " +
+                                        how_to_get);
+  found.modules = modules_beside(found.path);
+  if (has_rdma_devices() && !found.has("ib"))
+    found.warning =
+        "this machine has RDMA devices, and the UCX in use was built without verbs: it will use TCP. "
+        "Install the system's (Debian, Ubuntu: libucx0), or name one with verbs by KVXFER_UCX_LIBRARY";
+  return found;
+}
+
+}  // namespace
+
+bool Library::has(const std::string& module) const { return contains(modules, module); }
+
+std::string Library::transports() const {
+  std::string text = "self,tcp,sysv,posix";
+  for (const std::string& module : modules) text += "," + module;
+  return text;
+}
+
+void look_in(std::vector<std::string> folders) { package_folders() = std::move(folders); }
+
+const Library& library() {
+  static const Library loaded = load();
+  return loaded;
+}
+
+std::string why(const std::string& text, ucs_status_t status) {
+  return text + ": " + library().ucs_status_string(status);
+}
+
+bool has_rdma_devices() {
+  std::error_code code;
+  const fs::directory_iterator devices("/sys/class/infiniband", code);
+  return !code && devices != fs::directory_iterator();
+}
+
+}  // namespace kvxfer::ucx

@@ -1,0 +1,221 @@
+// One peer of a ucx context: an endpoint for each of its lanes of UCX, each with a thread that alone uses it.
+//
+//   push                pieces are put there;  flush;  written →                     ← confirm
+//   pull, by get        pieces are got here;            delivered →
+//   pull, by put        request →    pieces are put here by the other side;  flush  ← written;  delivered →
+//
+// Over tcp UCX makes a get of messages that its target has to answer, so there the target does better to put. Notices
+// go as messages over the first endpoint, in order; lane 0 carries what precedes the first of them, and its end tells
+// that the peer has gone when UCX does not.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "backend/lane_peer.h"
+#include "backends/ucx/endpoint.h"
+#include "backends/ucx/memory.h"
+
+namespace kvxfer::ucx {
+
+enum class Pull : std::uint8_t { by_transport = 0, get = 1, put = 2 };
+
+struct Settings {
+  std::uint32_t endpoints = 1;
+  Errors errors = Errors::peer;
+  Pull pull = Pull::by_transport;
+  std::uint32_t window = 128;  // requests under way per endpoint
+};
+
+class UcxPeer final : public LanePeer {
+ public:
+  // `lanes`: one.
+  UcxPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes, std::shared_ptr<UcpContext> context,
+          Settings settings);
+  ~UcxPeer() override;
+
+  void import_keys(const std::string& keys) override;
+  void wire_up(bool first, Deadline deadline) override;
+  void start() override;
+  std::shared_ptr<LanePlan> prepare(const PlanArrays& arrays, std::span<const Region> regions,
+                                    Deadline deadline) override;
+  void post(LanePlan& plan, Op op, std::span<const std::uint32_t> segments, std::uint64_t tag,
+            const ReadyFlag* ready) override;
+  bool cancel(std::uint64_t tag) override;
+  std::vector<std::string> describe() const override;
+  std::uint64_t bytes_moved() const override { return bytes_moved_.load(std::memory_order_relaxed); }
+
+ protected:
+  void send(const Notice& notice, const void* payload, int descriptor) override;
+  std::string handle(const Notice& notice, std::span<const std::uint32_t> segments) override;
+  std::byte* locate(const RegionKey& key, Deadline) override { return reinterpret_cast<std::byte*>(key.place); }
+  void end_open_transfers() override;
+  void let_go(Parting parting) noexcept override;
+  void say_bye() noexcept override;
+  void await_peer() noexcept override;
+
+ private:
+  struct Mover;
+  struct Transfer;
+
+  // What one endpoint has under way of a transfer.
+  struct Part {
+    Transfer* transfer = nullptr;
+    Mover* mover = nullptr;
+    std::uint32_t outstanding = 0;
+    bool open = false;  // in Mover::touched
+    bool flushing = false;
+    bool flushed = false;
+  };
+
+  enum class Role : std::uint8_t { move, ask };  // whose pieces this side moves; which it asks the other side to move
+
+  struct Transfer {
+    bool open = false;
+    bool mine = false;  // posted here
+    Role role = Role::move;
+    bool cancelling = false;
+    bool copied = false;  // every byte; the other side is being told
+    bool lost = false;    // with its peer: it ends once nothing of it is under way
+    Op op = Op::push;
+    std::uint64_t tag = 0;
+    LanePlan* plan = nullptr;
+    const ReadyFlag* ready = nullptr;
+    std::vector<Range> left;  // to hand to endpoints
+    std::size_t next_left = 0;
+    std::uint64_t chunk_bytes = 0;
+    std::uint64_t total = 0;
+    std::uint64_t done = 0;
+    std::uint64_t told = 0;
+    Nanoseconds told_at = 0;
+    std::uint32_t parts_open = 0;         // endpoints that have something of it under way
+    std::atomic<bool> handed_out{false};  // nothing is left
+    std::vector<Part> parts;              // one for each endpoint
+
+    bool gets() const { return mine && op == Op::pull; }
+  };
+
+  struct Message {
+    UcxPeer* peer = nullptr;
+    Notice notice;
+    std::vector<std::uint32_t> segments;
+  };
+
+  struct RemotePool {
+    std::uint64_t address = 0;
+    std::uint64_t bytes = 0;
+    ucp_rkey_h key = nullptr;
+  };
+
+  // An endpoint with what its thread alone uses, unless said otherwise.
+  struct Mover {
+    UcxPeer& peer;
+    const std::size_t number;
+    Endpoint endpoint;
+    std::vector<Pool> local;
+    std::vector<RemotePool> remote;
+    std::size_t last_local = 0, last_remote = 0;
+    ucp_request_param_t put_param{}, flush_param{};
+    std::uint32_t outstanding = 0;
+    Part* part = nullptr;  // whose chunk is being handed to UCX
+    Range chunk;
+    std::vector<iovec> here, there;
+    std::size_t pieces = 0, next_piece = 0;
+    std::vector<Part*> touched;  // with something under way
+    bool hungry = false;         // there may be chunks to take
+    std::optional<Parting> parting;
+    std::atomic<bool> attention{false};    // what is under mutex_ has news for it
+    std::function<void()>* job = nullptr;  // under mutex_
+    bool ended = false;                    // under mutex_: it moves nothing any more
+    std::string transport;
+
+    Mover(UcxPeer& of, std::size_t its_number, std::uint64_t client_id);
+  };
+
+  struct Outcome {
+    std::optional<Notice> notice;
+    std::optional<EventKind> event;
+    std::uint64_t tag = 0;
+  };
+
+  void listen_for_endpoints(Deadline deadline);
+  void connect_endpoints(Deadline deadline);
+  void make_movers(const std::vector<std::uint64_t>& client_ids);
+  void progress_until(const std::function<bool()>& done, Deadline deadline);
+  void receive_wire_up(void* into, std::size_t bytes, Deadline deadline);
+  void on_thread_of(Mover& mover, std::function<void()> job);
+
+  // On the mover's thread:
+  void move(Mover& mover);
+  void listen_to_others(Mover& mover);
+  bool hand_to_ucx(Mover& mover, bool& waits_for_ready);
+  void hand_over_piece(Mover& mover, const iovec& here, const iovec& there);
+  bool take_chunk(Mover& mover, bool& waits_for_ready);
+  bool finish_parts(Mover& mover);
+  void flush(Mover& mover, Part& part);
+  void part_done(Part& part);
+  bool send_messages(Mover& mover);
+  void send_message(Mover& mover, Message& message);
+  void part_in_order(Mover& mover);
+  void progress_mover(Mover& mover, const std::function<bool()>& done, Deadline deadline);
+  void end(Mover& mover);
+  void mark_ended(Mover& mover);
+  void set_notices_over();
+  const std::string& broken_of(const Mover& mover) const;
+  static void on_moved(void* request, ucs_status_t status, void* part);
+  static void on_flushed(void* request, ucs_status_t status, void* part);
+  static void on_sent(void* request, ucs_status_t status, void* message);
+  static void on_message(void* peer, std::span<const std::byte> notice, std::span<const std::byte> segments);
+  std::string take_message(std::span<const std::byte> head, std::span<const std::byte> rest);
+
+  void perform(const Outcome& outcome);
+  std::string was_asked(const Notice& notice, std::span<const std::uint32_t> segments);
+  std::string was_written(const Notice& notice);
+  std::string was_answered(const Notice& notice);
+  bool pulls_by_put() const;
+
+  // With mutex_ held:
+  Transfer* find(bool mine, Op op, std::uint64_t tag);
+  Transfer* open_transfer(LanePlan& plan, bool mine, Op op, Role role, std::uint64_t tag);
+  void queue(Transfer& transfer);
+  Outcome settle(Transfer& transfer);
+  Outcome stop(Transfer& transfer);
+  void end_in_error(Transfer& transfer);
+  static Notice about(Transfer& transfer, NoticeKind kind);
+  bool all_ended() const;
+
+  // From any thread:
+  bool on_own_thread() const;  // on a mover's
+  void alert(Mover& mover);
+  void alert_all();
+
+  const std::shared_ptr<UcpContext> context_;
+  const Library& library_;
+  Settings settings_;
+  std::vector<std::unique_ptr<Mover>> movers_;
+  std::vector<Transfer> transfers_;  // under mutex_; slots, which stay where they are
+  std::vector<Transfer*> queue_;     // under mutex_: with something left to hand out, in order of posting
+  std::vector<PoolKey> known_keys_;  // application thread only
+
+  std::mutex messages_mutex_;  // of the next three
+  std::deque<Message> messages_;
+  std::vector<Message*> unused_;
+  std::vector<Message*> outgoing_;
+  // First mover's thread only:
+  std::vector<Message*> sending_;
+  std::vector<std::uint32_t> segments_;
+  std::size_t messages_under_way_ = 0;
+  std::string broken_;  // why the peer must be given up
+
+  // Under mutex_:
+  std::optional<Parting> parting_;
+  bool bye_sent_ = false;
+  bool all_over_ = false;  // nobody waits for the peer's last word any more
+  std::atomic<std::uint64_t> bytes_moved_{0};
+};
+
+}  // namespace kvxfer::ucx

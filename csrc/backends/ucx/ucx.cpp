@@ -1,0 +1,103 @@
+#include "backends/ucx/ucx.h"
+
+#include <algorithm>
+
+#include "backend/lane_context.h"
+#include "backends/ucx/context.h"
+#include "backends/ucx/peer.h"
+#include "backends/ucx/wire_up.h"
+#include "memory/pattern.h"
+
+namespace kvxfer::ucx {
+
+namespace {
+
+// Beyond it the request is no pool, and UCX need not be asked.
+constexpr std::uint64_t most_of_ucx = std::uint64_t{1} << 46;
+constexpr OptionBounds endpoints{"endpoints", 1, most_endpoints, 1};
+constexpr OptionBounds errors{"errors", 0, 1, 0};
+constexpr OptionBounds pull{"pull", 0, 2, 0};
+constexpr OptionBounds allocation{"pool", 0, 1, 0};
+constexpr OptionBounds window{"window", 1, 4096, 128};
+
+Capabilities abilities() {
+  Capabilities c;
+  c.one_sided = true;  // a thread of ours progresses
+  c.max_inflight = max_inflight;
+  c.push_confirmed_by = Confirms::target;
+  return c;
+}
+
+class UcxContext final : public LaneContext {
+ public:
+  UcxContext(const Token& token, const Options& options)
+      : LaneContext(abilities(), token, 1),
+        settings_{static_cast<std::uint32_t>(option(options, endpoints)), static_cast<Errors>(option(options, errors)),
+                  static_cast<Pull>(option(options, pull)), static_cast<std::uint32_t>(option(options, window))},
+        own_allocation_(option(options, allocation) != 0),
+        ucp_(std::make_shared<UcpContext>(library(), settings_.errors)) {}
+  ~UcxContext() override { LaneContext::close(); }  // the peers' threads use what is destroyed next
+
+  // UCX's own allocation can be mapped by another process; any other memory is copied by the kernel there (cma).
+  Region allocate(std::uint64_t bytes, MemoryKind kind, int numa) override {
+    if (!own_allocation_ || bytes == 0 || bytes > most_of_ucx || kind != MemoryKind::host)
+      return LaneContext::allocate(bytes, kind, numa);
+    if (numa >= 0) throw Error(Fault::unavailable, "UCX's own allocation cannot be placed on a NUMA node: pool=0 can");
+    const Pool made = ucp_->map(nullptr, bytes);
+    auto* const address = reinterpret_cast<std::byte*>(made.address);
+    poison(address, bytes);  // every page is there before it is handed out
+    return register_memory(address, bytes, kind);
+  }
+  Region register_memory(std::byte* address, std::uint64_t bytes, MemoryKind kind) override {
+    const Region region = LaneContext::register_memory(address, bytes, kind);
+    ucp_->map(address, bytes);
+    return region;
+  }
+
+  std::string export_keys(std::span<const Region> regions) override {
+    Keys keys;
+    for (const Region& region : regions) {
+      const auto number = ucp_->find(region.address, region.bytes);
+      if (!number) throw Error(Fault::usage, "a key is asked for of a region that this context does not have");
+      keys.regions.push_back({region.id, static_cast<std::uint32_t>(*number), region.bytes,
+                              reinterpret_cast<std::uint64_t>(region.address)});
+      if (std::ranges::find(keys.pools, *number, &PoolKey::number) == keys.pools.end())
+        keys.pools.push_back(ucp_->key(*number));
+    }
+    return write(keys);
+  }
+
+ private:
+  std::shared_ptr<LanePeer> make_peer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes) override {
+    if (lanes.size() != 1) throw Error(Fault::usage, "the peer opened data connections: it does not run backend ucx");
+    return std::make_shared<UcxPeer>(events, id, std::move(lanes), ucp_, settings_);
+  }
+
+  const Settings settings_;
+  const bool own_allocation_;
+  const std::shared_ptr<UcpContext> ucp_;
+};
+
+}  // namespace
+
+Probe probe() {
+  Probe found;
+  try {
+    const Library& loaded = library();
+    found.library_path = loaded.path;
+    found.library_version = loaded.version;
+    found.transports = loaded.transports();
+    found.available = true;
+  } catch (const std::exception& error) {
+    found.why_not = error.what();
+  }
+  return found;
+}
+
+std::unique_ptr<Context> open(const Token& token, const Options& options) {
+  static constexpr OptionBounds known[] = {endpoints, errors, pull, allocation, window};
+  refuse_unknown(options, known);
+  return std::make_unique<UcxContext>(token, options);
+}
+
+}  // namespace kvxfer::ucx

@@ -1,0 +1,127 @@
+#include "backends/ucx/wire_up.h"
+
+#include <ifaddrs.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "backend/error.h"
+#include "backend/lane_peer.h"
+
+namespace kvxfer::ucx {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_loopback(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET6)
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+  return (ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24) == 127;
+}
+
+// The interface that has the addresses of an RDMA device: of its port (RoCE), or of the same card (InfiniBand).
+std::string interface_of_device(const fs::path& device) {
+  std::error_code code;
+  for (const auto& port : fs::directory_iterator(device / "ports", code)) {
+    std::ifstream file(port.path() / "gid_attrs" / "ndevs" / "0");
+    std::string name;
+    if (file >> name) return name;
+  }
+  for (const auto& entry : fs::directory_iterator(device / "device" / "net", code)) return entry.path().filename();
+  return {};
+}
+
+std::optional<sockaddr_storage> address_of(const std::string& interface) {
+  ifaddrs* all = nullptr;
+  if (interface.empty() || ::getifaddrs(&all) != 0) return std::nullopt;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(all, ::freeifaddrs);
+  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next)
+    if (interface == one->ifa_name && one->ifa_addr != nullptr && one->ifa_addr->sa_family == AF_INET) {
+      sockaddr_storage found{};
+      std::memcpy(&found, one->ifa_addr, sizeof(sockaddr_in));
+      return found;
+    }
+  return std::nullopt;
+}
+
+// Of the first RDMA device that UCX may use and that has one.
+std::optional<sockaddr_storage> rdma_address() {
+  const char* allowed = std::getenv("UCX_NET_DEVICES");
+  std::error_code code;
+  for (const auto& device : fs::directory_iterator("/sys/class/infiniband", code)) {
+    const std::string name = device.path().filename();
+    if (allowed != nullptr && std::strstr(allowed, name.c_str()) == nullptr && std::strcmp(allowed, "all") != 0)
+      continue;
+    if (const auto found = address_of(interface_of_device(device.path()))) return found;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+sockaddr_storage Answer::choose_host(const sockaddr_storage& lane, bool rdma) {
+  if (!rdma || !is_loopback(lane)) return lane;
+  const auto found = rdma_address();
+  if (!found) return lane;
+  family = 4;
+  std::memcpy(address.data(), &reinterpret_cast<const sockaddr_in&>(*found).sin_addr, 4);
+  return *found;
+}
+
+sockaddr_storage Answer::host_or(const sockaddr_storage& lane) const {
+  if (family != 4) return lane;
+  sockaddr_in host{};
+  host.sin_family = AF_INET;
+  std::memcpy(&host.sin_addr, address.data(), 4);
+  sockaddr_storage storage{};
+  std::memcpy(&storage, &host, sizeof host);
+  return storage;
+}
+
+sockaddr_storage with_port(const sockaddr_storage& host, std::uint16_t port) {
+  sockaddr_storage address = host;
+  if (host.ss_family == AF_INET6)
+    reinterpret_cast<sockaddr_in6&>(address).sin6_port = htons(port);
+  else
+    reinterpret_cast<sockaddr_in&>(address).sin_port = htons(port);
+  return address;
+}
+
+sockaddr_storage self_of(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
+  return address;
+}
+
+sockaddr_storage peer_of(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  ::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length);
+  return address;
+}
+
+std::uint64_t random_id() {
+  std::uint64_t number = 0;
+  if (::getrandom(&number, sizeof number, 0) != sizeof number)
+    throw system_error(Fault::unavailable, "no random number", errno);
+  return number;
+}
+
+bool said(int fd, char& byte) {
+  const ssize_t got = ::recv(fd, &byte, 1, MSG_DONTWAIT);
+  if (got == 1) return true;
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  throw Error(Fault::peer_lost, "the peer was lost: " + closed_or(got == 0 ? ECONNRESET : errno));
+}
+
+}  // namespace kvxfer::ucx
