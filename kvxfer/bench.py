@@ -85,8 +85,11 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="[BACKEND.]NAME=N",
-            help="of every backend (connections=4) or of one (tcp.connections=4); repeatable",
+            help="of every backend (connections=4) or of one (tcp.connections=4, ucx.errors=none); repeatable",
         ),
+    ] = None,
+    ucx_endpoints: Annotated[
+        str | None, typer.Option(metavar="N", help="UCX endpoints between two processes, each with a thread (1)")
     ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="write the result there (-: stdout, alone)")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="print no tables and no progress")] = False,
@@ -122,7 +125,8 @@ def command(
         raise UsageError(
             f"--fit: backend {', '.join(backends)} moves nothing, and a cost model is of moving; name another"
         )
-    backend_options = _backend_options(backend_option or [], backends)
+    given = [*(backend_option or []), *([f"ucx.endpoints={ucx_endpoints}"] if ucx_endpoints is not None else [])]
+    backend_options = _backend_options(given, backends)
     request = Request(
         rows=_rows(asked, per_layer, ops, backend_options, alike),
         effort=Effort(**effort),
@@ -200,6 +204,8 @@ def _pipelining(asked: Asked, pipeline: str, compute: str, inflight: int) -> Pip
 
 def _backend_options(texts: list[str], backends: list[str]) -> dict[str, dict[str, int]]:
     """The options of each backend: NAME=N is every one's that moves data, BACKEND.NAME=N that one's alone."""
+    from kvxfer.backend.probe import OPTION_WORDS
+
     options: dict[str, dict[str, int]] = {backend: {} for backend in backends}
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
@@ -213,7 +219,11 @@ def _backend_options(texts: list[str], backends: list[str]) -> dict[str, dict[st
                 f"--backend-option '{text}': {backend} is not measured; --backend has {', '.join(options)}"
             )
         for receiver in [backend] if dot else [one for one in backends if one != "null"]:
-            options[receiver][own_name] = parse_int(value, f"--backend-option {name}=", low=0)
+            words = OPTION_WORDS.get((receiver, own_name), ())
+            if not value.isdigit() and words:
+                options[receiver][own_name] = words.index(parse_choice(value, f"--backend-option {name}=", words))
+            else:
+                options[receiver][own_name] = parse_int(value, f"--backend-option {name}=", low=0)
     return options
 
 
@@ -289,6 +299,7 @@ def _print_tables(document: dict[str, Any]) -> None:
 
 
 def _print_errors(outcome: Outcome) -> None:
+    cli.complain(*(f"kvxfer bench: warning: {plain(text)}" for text in outcome.warnings))
     cli.complain(*(f"kvxfer bench: error: {plain(str(error))}" for error in outcome.errors))
 
 

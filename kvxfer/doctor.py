@@ -52,6 +52,7 @@ def findings() -> dict[str, Any]:
             "load_average": info.load_average,
             "huge_pages": huge_pages(),
             "interfaces": interfaces(),
+            "rdma_devices": rdma_devices(),
         },
         "backends": [asdict(found) for found in probe_all()],
         "packages": {name: _version(name) for name in PACKAGES},
@@ -78,6 +79,13 @@ def interfaces() -> list[dict[str, Any]]:
             line = int(speed) if speed.isdigit() else None
             found.append({"name": path.name, "mtu": int(_read(path / "mtu") or 0), "line_mbit": line})
     return found
+
+
+def rdma_devices() -> list[str]:
+    """Names of the RDMA devices that the kernel knows."""
+    from kvxfer.backend.probe import RDMA_DEVICES
+
+    return sorted(path.name for path in RDMA_DEVICES.iterdir()) if RDMA_DEVICES.is_dir() else []
 
 
 def advice() -> list[str]:
@@ -108,10 +116,16 @@ def _print(found: dict[str, Any]) -> None:
     for one in host["interfaces"]:
         line = f"{one['line_mbit']} Mb/s" if one["line_mbit"] else "line rate not told"
         print(f"network   {one['name']}, MTU {one['mtu']}, {line}")
+    if host["rdma_devices"]:
+        print(f"RDMA      {', '.join(host['rdma_devices'])}")
     for one in found["backends"]:
         library = f"{one['library_path']} {one['library_version']}".strip()
         state = f"available ({library})" if one["available"] else one["why_not"]
         print(f"backend   {one['name']:<6} {state}: {one['summary']}")
+        if one["available"] and "," in one["transports"]:
+            print(f"                 with {one['transports']}")
+        if one["warning"]:
+            print(f"WARNING   {one['name']}: {one['warning']}")
     for name, version in found["packages"].items():
         print(f"package   {name:<8} {version or 'not installed'}")
     for text in found["advice"]:

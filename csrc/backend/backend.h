@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -142,6 +143,9 @@ class Context {
   virtual int event_fd() = 0;
   // Payload bytes moved so far in either direction: a transfer that stands still can be told from a slow one.
   virtual std::uint64_t bytes_moved() const = 0;
+
+  // How it moves bytes, beyond what it was asked: settings that it found, choices that it made. By name; for results.
+  virtual std::map<std::string, std::string> details() const { return {}; }
 
   // Idempotent. Ends every open transfer with an error, on the other side too, and every wait of another thread. What
   // was to be polled still can be; whatever else needs an open context throws Error(usage), and what needs its peer

@@ -170,10 +170,14 @@ bool LaneContext::cancel(Peer& peer, std::uint64_t tag) { return own(peer).cance
 
 std::size_t LaneContext::poll(std::span<Event> events, Deadline deadline) { return events_.pop(events, deadline); }
 
-std::uint64_t LaneContext::bytes_moved() const {
+std::vector<std::shared_ptr<LanePeer>> LaneContext::peers() const {
   const std::lock_guard lock(mutex_);
+  return peers_;
+}
+
+std::uint64_t LaneContext::bytes_moved() const {
   std::uint64_t sum = 0;
-  for (const auto& peer : peers_) sum += peer->bytes_moved();
+  for (const auto& peer : peers()) sum += peer->bytes_moved();
   return sum;
 }
 

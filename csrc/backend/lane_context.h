@@ -48,6 +48,7 @@ class LaneContext : public Context {
 
  protected:
   virtual std::shared_ptr<LanePeer> make_peer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes) = 0;
+  std::vector<std::shared_ptr<LanePeer>> peers() const;
   // What the peer is told of a region.
   virtual RegionKey key(const Region& region) const { return {region.id, 0, region.bytes, 0}; }
 

@@ -20,7 +20,7 @@ namespace {
 constexpr BackendRow rows[] = {
     {"tcp", "kernel TCP sockets, scatter/gather straight between blocks and socket", false, tcp::probe, tcp::open},
     {"ucx", "UCX: one-sided put and get over RDMA, TCP or shared memory, as it finds them", false, ucx::probe,
-     ucx::open},
+     ucx::open, ucx::present},
     {"shm", "shared memory of two processes on one host, one copy from block to block", true, shm::probe, shm::open},
     {"cma", "the kernel copies between two processes on one host (process_vm_readv)", true, cma::probe, cma::open},
     {"null", "moves nothing: what the harness itself costs", false, null::probe, null::open},

@@ -18,6 +18,7 @@ struct Probe {
   std::string library_path;
   std::string library_version;
   std::string transports;  // inside the backend, comma-separated
+  std::string warning;     // what nobody should overlook although it can be used; empty: nothing
 };
 
 // Of a backend whose library is the kernel; whether it is available is left to say.
@@ -33,6 +34,8 @@ struct BackendRow {
   bool one_host;     // its two sides have to run on one host, in one network namespace
   Probe (*probe)();  // never throws
   std::unique_ptr<Context> (*open)(const Token& token, const Options& options);
+  // Where a probe takes long: whether it is worth one, at once.
+  bool (*present)() = nullptr;
 };
 
 std::span<const BackendRow> backends();

@@ -216,7 +216,8 @@ void bind_words(nb::module_& m) {
       .def_ro("why_not", &Probe::why_not)
       .def_ro("library_path", &Probe::library_path)
       .def_ro("library_version", &Probe::library_version)
-      .def_ro("transports", &Probe::transports);
+      .def_ro("transports", &Probe::transports)
+      .def_ro("warning", &Probe::warning);
   nb::class_<ReadyFlag>(m, "ReadyFlag", "A host flag that a post can wait for.")
       .def("__init__", [](ReadyFlag* self) { new (self) ReadyFlag(0); })
       .def("set", [](ReadyFlag& self) { self.store(1, std::memory_order_release); });
@@ -289,6 +290,7 @@ void bind_backend(nb::module_& m) {
           "timeout_ns"_a, Unlocked())
       .def("event_fd", &Context::event_fd)
       .def_prop_ro("bytes_moved", &Context::bytes_moved)
+      .def("details", &Context::details)
       .def("close", &Context::close, Unlocked());
   m.def("backends", [] {
     std::vector<std::pair<std::string, std::string>> rows;
@@ -296,6 +298,13 @@ void bind_backend(nb::module_& m) {
     return rows;
   });
   m.def("one_host", [](const std::string& name) { return find_backend(name).one_host; }, "name"_a);
+  m.def(
+      "present",
+      [](const std::string& name) {
+        const BackendRow& row = find_backend(name);
+        return row.present != nullptr ? row.present() : row.probe().available;
+      },
+      "name"_a, Unlocked());
   m.def("probe", [](const std::string& name) { return find_backend(name).probe(); }, "name"_a, Unlocked());
   m.def(
       "open_context",

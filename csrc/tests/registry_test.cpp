@@ -8,7 +8,7 @@ namespace {
 const Token token(token_bytes, 't');
 
 TEST(registry, every_backend_probes_and_opens) {
-  CHECK_EQ(backends().size(), 4U);
+  CHECK_EQ(backends().size(), 5U);
   for (const BackendRow& row : backends()) {
     const Probe found = row.probe();
     CHECK(found.available && found.why_not.empty());
@@ -24,7 +24,7 @@ TEST(registry, says_which_backends_stay_on_one_host) {
 }
 
 TEST(registry, an_unknown_backend_is_told_the_known_ones) {
-  CHECK_THROWS(Fault::usage, "unknown backend 'ucz'; this build has tcp, shm, cma, null", find_backend("ucz"));
+  CHECK_THROWS(Fault::usage, "unknown backend 'ucz'; this build has tcp, ucx, shm, cma, null", find_backend("ucz"));
   CHECK_THROWS(Fault::usage, "unknown backend ''", find_backend(""));
 }
 

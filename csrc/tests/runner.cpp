@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "backend/clock.h"
+#include "backends/ucx/ucx.h"
 #include "tests/check.h"
 
 namespace kvxfer::test {
@@ -21,6 +22,8 @@ bool add(std::string name, std::function<void()> run) {
 }
 
 namespace {
+
+[[maybe_unused]] const bool looked_for_libraries = (ucx::look_in({KVXFER_PACKAGES}), true);
 
 constexpr unsigned seconds_per_case = 60;  // far more than any needs, sanitizers and a busy machine included
 const char* running = "";

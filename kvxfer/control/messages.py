@@ -70,6 +70,7 @@ class Opened(Message, frozen=True):
     moves_data: bool
     max_inflight: int
     library_ns: int = 0  # how much of the phase went into loading code
+    warning: str = ""  # what nobody should overlook about the library
 
 
 SliceNumbers = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
@@ -253,6 +254,7 @@ class Describe(Message, frozen=True):
 
 class Described(Message, frozen=True):
     lanes: list[str]  # one transport per lane, e.g. "tcp/lo"
+    details: dict[str, str] = {}  # settings that the backend found, choices that it made
 
 
 class Ping(Message, frozen=True):

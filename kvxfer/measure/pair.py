@@ -84,6 +84,7 @@ class Pair:
         command = m.Open(row.backend, token, row.options, "", 0)
         prefill, decode = session.both(self._number, command, command, m.Opened)
         self.opened = prefill
+        self.warning = prefill.warning or decode.warning
         phases["library"] = max(prefill.library_ns, decode.library_ns)
         phases["context"] = max(0, time.monotonic_ns() - start - phases["library"])
 
@@ -256,10 +257,10 @@ class Pair:
         """The memcpy reference."""
         return self._session.prefill(self._number, m.Copy(max_bytes, max_ns), m.Copied)
 
-    def transport(self) -> str:
-        """What carried the bytes, each kind once."""
-        lanes = self._session.prefill(self._number, m.Describe(), m.Described).lanes
-        return "+".join(dict.fromkeys(lanes))
+    def described(self) -> m.Described:
+        """What carried the bytes, each kind once, and how."""
+        found = self._session.prefill(self._number, m.Describe(), m.Described)
+        return m.Described(list(dict.fromkeys(found.lanes)), found.details)
 
     def control_rtt_ns(self, pings: int = 21) -> int:
         """Median round trip to the decode worker over the control channel."""

@@ -73,7 +73,7 @@ class RowRun:
         say(f"{self.row.id}: verifying")
         pair.run_verified()
         rtt = pair.control_rtt_ns()
-        transport = pair.transport()
+        described = pair.described()
         say(f"{self.row.id}: references")
         self._measure_references(pair)
         pair.end()
@@ -81,8 +81,13 @@ class RowRun:
             "status": "ok",
             "error": None,
             "loop": "native",
-            "transport": transport,
-            "library": {"path": pair.opened.library_path, "version": pair.opened.library_version},
+            "transport": "+".join(described.lanes),
+            "library": {
+                "path": pair.opened.library_path,
+                "version": pair.opened.library_version,
+                "details": described.details,
+                "warning": pair.warning,
+            },
             "bytes": self.row.bytes,
             "descriptors": pair.descriptors,
             "plans": pair.plans,

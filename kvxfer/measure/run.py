@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from kvxfer import __version__
-from kvxfer.backend.probe import MEASURES_NOTHING, probe_all
+from kvxfer.backend.probe import MEASURES_NOTHING, backend_names
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.control.messages import HostInfo
 from kvxfer.cost.assumptions import Assumptions
@@ -60,6 +60,7 @@ class Outcome:
     errors: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     cost_model: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # about libraries; for stderr
     status: int = ExitStatus.DONE
 
     def fail(self, row: Row, error: KvxferError) -> None:
@@ -169,18 +170,20 @@ def _finish(run: RowRun, request: Request, outcome: Outcome, say: Say) -> None:
     wanted = request.require_transport
     if wanted and not all(_carried_by(lane, wanted) for lane in row["transport"].split("+")):
         other = wanted.partition("/")[0]
-        known = other != run.row.backend and other in (one.name for one in probe_all())
+        known = other != run.row.backend and other in backend_names()
         hint = f"; give --backend {other} with it" if known else ""
         raise UnavailableError(
             f"{run.row.id}: {row['transport']} carried the bytes, and --require-transport wants {wanted}{hint}"
         )
+    if (warning := row["library"]["warning"]) and warning not in outcome.warnings:
+        outcome.warnings.append(warning)
     outcome.rows.append(row)
     outcome.references.extend(run.references)
 
 
 def _carried_by(lane: str, wanted: str) -> bool:
     """tcp/eth0 is carried by tcp and by tcp/eth0, rc_mlx5/mlx5_0:1 also by rc: UCX has its kinds of a transport so."""
-    return lane == wanted or lane.startswith((wanted + "/", wanted + "_")) and "/" not in lane[: len(wanted)]
+    return lane == wanted or (lane.startswith((wanted + "/", wanted + "_")) and "/" not in lane[: len(wanted)])
 
 
 def result(request: Request, hosts: Hosts, outcome: Outcome) -> dict[str, Any]:
@@ -247,7 +250,12 @@ def _host(info: HostInfo) -> dict[str, Any]:
 
 
 def _notices(request: Request, hosts: Hosts, outcome: Outcome) -> list[str]:
-    notices = [*request.notices, *ratio_notices(request.rows[0].shape, request.assumptions), *outcome.notices]
+    notices = [
+        *request.notices,
+        *ratio_notices(request.rows[0].shape, request.assumptions),
+        *outcome.notices,
+        *outcome.warnings,
+    ]
     if hosts.same:
         notices.append(ONE_HOST.format(", ".join(dict.fromkeys(hosts.scope_of(row) for row in request.rows))))
     if hosts.one_machine:

@@ -292,4 +292,4 @@ class Server:
 def _backends() -> list[str]:
     from kvxfer import _native
 
-    return [name for name, _ in _native.backends() if _native.probe(name).available]
+    return [name for name, _ in _native.backends() if _native.present(name)]

@@ -104,6 +104,7 @@ class Worker:
             moves_data=can.moves_data,
             max_inflight=can.max_inflight,
             library_ns=library_ns,
+            warning=probe.warning,
         )
 
     def allocate(self, command: m.Allocate) -> m.Done:
@@ -334,7 +335,7 @@ class Worker:
         return joined[0], joined[1], joined[2]
 
     def describe(self, _: m.Describe) -> m.Described:
-        return m.Described([lane for peer in self.peers for lane in peer.describe()])
+        return m.Described([lane for peer in self.peers for lane in peer.describe()], self.context.details())
 
     def ping(self, _: m.Ping) -> m.Done:
         return m.Done()

@@ -91,10 +91,10 @@ def check_ratio(result: dict[str, Any]) -> None:
     assert seen == rows.keys()
 
 
-SCOPES = {"tcp": "loopback", "null": "loopback", "shm": "host", "cma": "host"}
+SCOPES = {"tcp": "loopback", "ucx": "loopback", "null": "loopback", "shm": "host", "cma": "host"}
 """What a backend's bytes go through here."""
 
-TRANSPORTS = {"tcp": "tcp/lo", "shm": "shm/memfd", "cma": "cma/process_vm"}
+TRANSPORTS = {"tcp": "tcp/lo", "ucx": "tcp/lo", "shm": "shm/memfd", "cma": "cma/process_vm"}
 
 
 def check(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -122,6 +122,7 @@ def check(result: dict[str, Any]) -> list[dict[str, Any]]:
         ("tcp", "fp8_e5m2", 2),
         ("shm", "bf16", 2),
         ("cma", "fp8_e4m3", 1),
+        ("ucx", "bf16", 1),
         pytest.param("tcp", "bf16", 2, marks=pytest.mark.slow),
         pytest.param("tcp", "fp16", 1, marks=pytest.mark.slow),
         pytest.param("tcp", "fp8_e4m3", 2, marks=pytest.mark.slow),
@@ -175,7 +176,8 @@ def test_fragmentation_sets_the_number_of_descriptors(place: Place, fragmentatio
 
 
 @pytest.mark.parametrize(
-    ("backend", "op"), [("tcp", "push"), ("tcp", "pull"), ("shm", "push"), ("shm", "pull"), ("cma", "pull")]
+    ("backend", "op"),
+    [("tcp", "push"), ("tcp", "pull"), ("shm", "push"), ("shm", "pull"), ("cma", "pull"), ("ucx", "push")],
 )
 def test_several_requests_at_once(place: Place, backend: str, op: str) -> None:
     (row,) = check(place.measure("--inflight", "4", "--op", op, "--backend", backend))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from kvxfer.backend import probe
 from kvxfer.backend.probe import choose_backends, is_one_host, probe_all
 from kvxfer.errors import UnavailableError, UsageError
 
@@ -17,6 +20,13 @@ def test_all_are_those_that_can_be_used_and_move_something() -> None:
     usable = [found.name for found in probe_all() if found.available and found.name != "null"]
     assert choose_backends("All") == usable
     assert usable[:3] == ["tcp", "ucx", "shm"]
+
+
+def test_auto_is_ucx_where_it_reaches_rdma_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "RDMA_DEVICES", tmp_path)
+    assert choose_backends("auto") == ["tcp"]
+    (tmp_path / "mlx5_0").mkdir()
+    assert choose_backends("auto") == ["ucx"]
 
 
 def test_backends_of_one_host_are_told() -> None:

@@ -17,6 +17,8 @@ Probe probe() {
 
 std::unique_ptr<Context> open(const Token&, const Options&) { throw Error(Fault::unavailable, absent); }
 
+bool present() { return false; }
+
 void look_in(std::vector<std::string>) {}
 
 }  // namespace kvxfer::ucx

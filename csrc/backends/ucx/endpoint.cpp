@@ -252,7 +252,8 @@ std::string Endpoint::transport() const {
 bool Endpoint::close(bool by_force, Deadline deadline) {
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = by_force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
+  // UCX closes by force only where it watches its peer; elsewhere what is under way has to come to its end.
+  param.flags = by_force && errors_ == Errors::peer ? UCP_EP_CLOSE_FLAG_FORCE : 0;
   ucs_status_ptr_t request = endpoint_ == nullptr ? nullptr : library_.ucp_ep_close_nbx(endpoint_, &param);
   endpoint_ = nullptr;
   if (request == nullptr) return true;

@@ -101,20 +101,29 @@ fs::path choose() {
 
 // What UCX reads of its environment when it is loaded; what the user has set stays. It writes to stdout otherwise,
 // where results go, and what it would say of a lost peer is this side's to tell.
-void set_up_logging() {
-  ::setenv("UCX_LOG_FILE", "stderr", 0);
-  ::setenv("UCX_LOG_LEVEL", "fatal", 0);
-  ::setenv("UCX_HANDLE_ERRORS", "none", 0);  // no signal handlers: they are the application's
-  ::setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 0);
+std::vector<std::string> set_up_environment() {
+  // No signal handlers: they are the application's.
+  constexpr std::pair<const char*, const char*> wanted[] = {{"UCX_LOG_FILE", "stderr"},
+                                                            {"UCX_LOG_LEVEL", "fatal"},
+                                                            {"UCX_HANDLE_ERRORS", "none"},
+                                                            {"UCX_WARN_UNUSED_ENV_VARS", "n"}};
+  std::vector<std::string> set;
+  for (const auto& [name, value] : wanted) {
+    if (std::getenv(name) != nullptr) continue;
+    ::setenv(name, value, 0);
+    set.emplace_back(name);
+  }
+  return set;
 }
 
 Library load() {
   const fs::path path = choose();
-  set_up_logging();
+  std::vector<std::string> own_variables = set_up_environment();
   void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) throw Error(Fault::unavailable, std::string("UCX cannot be loaded: ") + ::dlerror());
   Library found;
   found.path = path.string();
+  found.own_variables = std::move(own_variables);
 #define KVXFER_UCP_LOOK_UP(name)                                               \
   found.name = reinterpret_cast<decltype(found.name)>(::dlsym(handle, #name)); \
   if (found.name == nullptr)                                                   \
@@ -142,6 +151,8 @@ Library load() {
 
 bool Library::has(const std::string& module) const { return contains(modules, module); }
 
+bool Library::is_ours(const std::string& variable) const { return contains(own_variables, variable); }
+
 std::string Library::transports() const {
   std::string text = "self,tcp,sysv,posix";
   for (const std::string& module : modules) text += "," + module;
@@ -157,6 +168,15 @@ const Library& library() {
 
 std::string why(const std::string& text, ucs_status_t status) {
   return text + ": " + library().ucs_status_string(status);
+}
+
+bool present() {
+  try {
+    choose();
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 bool has_rdma_devices() {

@@ -26,27 +26,37 @@ bool UcxPeer::on_own_thread() const { return moves_for == this; }
 void UcxPeer::move(Mover& mover) {
   moves_for = this;
   std::optional<Parting> parting;
-  while (!parting) {
+  std::string wrong;
+  try {
+    parting = move_until_parting(mover);
+    if (parting == Parting::in_order) part_in_order(mover);
+    if (!parting) wrong = broken_of(mover).empty() ? why("UCX lost the peer", mover.endpoint.status()) : broken_;
+  } catch (const std::exception& error) {
+    wrong = error.what();
+  }
+  end(mover);
+  if (!parting) fail(wrong);
+}
+
+// Nothing: it is this endpoint, or what came over it, that ends the peer.
+std::optional<Parting> UcxPeer::move_until_parting(Mover& mover) {
+  for (;;) {
     bool waits_for_ready = false;
     bool busy = mover.endpoint.progress();
-    // What ends the peer comes from UCX, in its messages, or with attention. UCX may end the process when it is asked
-    // for more on an endpoint that has failed.
-    if (mover.endpoint.status() != UCS_OK || !broken_of(mover).empty()) break;
+    // UCX may end the process when it is asked for more on an endpoint that has failed.
+    if (mover.endpoint.status() != UCS_OK || !broken_of(mover).empty()) return std::nullopt;
     if (mover.attention.exchange(false, std::memory_order_seq_cst)) {
       listen_to_others(mover);
       busy = true;
     }
+    if (mover.parting) return mover.parting;
     busy |= hand_to_ucx(mover, waits_for_ready);
     busy |= finish_parts(mover);
     if (mover.number == 0) busy |= send_messages(mover);
-    if (mover.parting) parting = mover.parting;
-    if (!busy && !parting)
+    if (!busy)
       mover.endpoint.sleep(waits_for_ready ? std::chrono::nanoseconds(ready_interval).count() : longest_sleep,
                            [&] { return !mover.attention.load(std::memory_order_seq_cst); });
   }
-  if (parting == Parting::in_order) part_in_order(mover);
-  end(mover);
-  if (!parting) fail(!broken_of(mover).empty() ? broken_ : why("UCX lost the peer", mover.endpoint.status()));
 }
 
 const std::string& UcxPeer::broken_of(const Mover& mover) const {
@@ -221,6 +231,7 @@ void UcxPeer::part_done(Part& part) {
 bool UcxPeer::send_messages(Mover& mover) {
   {
     const std::lock_guard lock(messages_mutex_);
+    sending_.reserve(outgoing_.capacity());  // which it will be: nothing is to grow while data moves
     std::swap(outgoing_, sending_);
   }
   for (Message* message : sending_) send_message(mover, *message);
@@ -261,7 +272,8 @@ void UcxPeer::on_sent(void* request, ucs_status_t status, void* user_data) {
 
 // --- the end ---------------------------------------------------------------------------------------------------------
 
-void UcxPeer::progress_mover(Mover& mover, const std::function<bool()>& done, Deadline deadline) {
+template <typename Done>
+void UcxPeer::progress_mover(Mover& mover, const Done& done, Deadline deadline) {
   while (!done() && !deadline.passed() && mover.endpoint.status() == UCS_OK) {
     const bool news = mover.attention.exchange(false, std::memory_order_seq_cst);
     if (!mover.endpoint.progress() && !news)

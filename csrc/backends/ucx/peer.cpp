@@ -15,11 +15,9 @@ constexpr std::uint64_t least_chunk = std::uint64_t{256} << 10;
 // Into how many chunks an endpoint's share of a request is cut at least, so that all end at about the same time.
 constexpr std::uint64_t chunks_per_endpoint = 4;
 constexpr std::size_t pieces_at_once = 64;
-constexpr std::size_t ranges_room = 16;
-constexpr std::size_t segments_room = 64;
-constexpr std::size_t messages_at_first = 1024;
-// The peer takes none of them: it is stopped, or does not progress.
-constexpr std::size_t most_messages = std::size_t{1} << 16;
+constexpr std::size_t messages_per_batch = 1024;
+// When so many wait the peer takes none of them: it is stopped, or does not progress.
+constexpr std::size_t most_batches = 64;
 // Longer than what movers take to part.
 constexpr auto farewell_patience = std::chrono::milliseconds(2500);
 constexpr auto last_word_patience = std::chrono::seconds(1);
@@ -52,16 +50,7 @@ UcxPeer::UcxPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes
       settings_(settings),
       transfers_(2 * max_inflight) {
   queue_.reserve(transfers_.size());
-  for (Transfer& transfer : transfers_) transfer.left.reserve(ranges_room);
-  outgoing_.reserve(messages_at_first);
-  sending_.reserve(messages_at_first);
-  unused_.reserve(messages_at_first);
-  for (std::size_t i = 0; i < messages_at_first; ++i) {
-    Message& message = messages_.emplace_back();
-    message.peer = this;
-    message.segments.reserve(segments_room);
-    unused_.push_back(&message);
-  }
+  add_messages();
 }
 
 UcxPeer::~UcxPeer() { close(); }
@@ -79,9 +68,11 @@ void UcxPeer::make_movers(const std::vector<std::uint64_t>& client_ids) {
     movers_.push_back(std::make_unique<Mover>(*this, i, client_ids[i]));
     movers_.back()->endpoint.receive_with(on_message, this);
   }
-  for (Transfer& transfer : transfers_) {
-    transfer.parts.resize(client_ids.size());
-    for (std::size_t i = 0; i < client_ids.size(); ++i) transfer.parts[i] = {&transfer, movers_[i].get()};
+  const std::size_t each = movers_.size();
+  parts_.resize(transfers_.size() * each);
+  for (std::size_t t = 0; t < transfers_.size(); ++t) {
+    transfers_[t].parts = {&parts_[t * each], each};
+    for (std::size_t i = 0; i < each; ++i) transfers_[t].parts[i] = {&transfers_[t], movers_[i].get()};
   }
 }
 
@@ -383,29 +374,40 @@ void UcxPeer::end_in_error(Transfer& transfer) {
 
 // --- messages --------------------------------------------------------------------------------------------------------
 
-void UcxPeer::send(const Notice& notice, const void* payload, int) {
-  bool too_many = false;
-  {
-    const std::lock_guard lock(messages_mutex_);
-    too_many = messages_.size() > most_messages;
-    if (unused_.empty()) {
-      messages_.emplace_back().peer = this;
-      unused_.push_back(&messages_.back());
-    }
-    Message& message = *unused_.back();
-    unused_.pop_back();
-    message.notice = notice;
-    const auto* segments = static_cast<const std::uint32_t*>(payload);
-    message.segments.assign(segments, segments + notice.payload_bytes / sizeof(std::uint32_t));
-    outgoing_.push_back(&message);
+void UcxPeer::add_messages() {
+  batches_.push_back(std::make_unique<Message[]>(messages_per_batch));
+  for (auto* list : {&unused_, &outgoing_}) list->reserve(batches_.size() * messages_per_batch);
+  for (std::size_t i = 0; i < messages_per_batch; ++i) {
+    batches_.back()[i].peer = this;
+    unused_.push_back(&batches_.back()[i]);
   }
-  if (too_many) return fail("the peer reads no notices");
+}
+
+bool UcxPeer::enqueue(const Notice& notice, const std::uint32_t* segments) {
+  const std::lock_guard lock(messages_mutex_);
+  if (unused_.empty() && batches_.size() == most_batches) return false;
+  if (unused_.empty()) add_messages();
+  Message& message = *unused_.back();
+  message.notice = notice;
+  message.segments.assign(segments, segments + notice.payload_bytes / sizeof(std::uint32_t));
+  unused_.pop_back();
+  outgoing_.push_back(&message);
+  return true;
+}
+
+void UcxPeer::send(const Notice& notice, const void* payload, int) {
+  if (!enqueue(notice, static_cast<const std::uint32_t*>(payload))) return fail("the peer reads no notices");
   if (!on_own_thread()) alert(*movers_.front());
 }
 
 void UcxPeer::on_message(void* peer, std::span<const std::byte> notice, std::span<const std::byte> segments) {
   auto& mine = *static_cast<UcxPeer*>(peer);
-  if (mine.broken_.empty()) mine.broken_ = mine.take_message(notice, segments);
+  if (!mine.broken_.empty()) return;
+  try {
+    mine.broken_ = mine.take_message(notice, segments);
+  } catch (const std::exception& error) {  // UCX, which calls this, is no place for exceptions
+    mine.broken_ = error.what();
+  }
 }
 
 std::string UcxPeer::take_message(std::span<const std::byte> head, std::span<const std::byte> rest) {

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -46,6 +45,8 @@ class UcxPeer final : public LanePeer {
   void post(LanePlan& plan, Op op, std::span<const std::uint32_t> segments, std::uint64_t tag,
             const ReadyFlag* ready) override;
   bool cancel(std::uint64_t tag) override;
+  // How a pull of this side moves bytes: the other side puts them, when asked; or this side gets them.
+  bool pulls_by_put() const;
   std::vector<std::string> describe() const override;
   std::uint64_t bytes_moved() const override { return bytes_moved_.load(std::memory_order_relaxed); }
 
@@ -94,7 +95,7 @@ class UcxPeer final : public LanePeer {
     Nanoseconds told_at = 0;
     std::uint32_t parts_open = 0;         // endpoints that have something of it under way
     std::atomic<bool> handed_out{false};  // nothing is left
-    std::vector<Part> parts;              // one for each endpoint
+    std::span<Part> parts;                // one for each endpoint
 
     bool gets() const { return mine && op == Op::pull; }
   };
@@ -151,6 +152,7 @@ class UcxPeer final : public LanePeer {
 
   // On the mover's thread:
   void move(Mover& mover);
+  std::optional<Parting> move_until_parting(Mover& mover);
   void listen_to_others(Mover& mover);
   bool hand_to_ucx(Mover& mover, bool& waits_for_ready);
   void hand_over_piece(Mover& mover, const iovec& here, const iovec& there);
@@ -161,7 +163,8 @@ class UcxPeer final : public LanePeer {
   bool send_messages(Mover& mover);
   void send_message(Mover& mover, Message& message);
   void part_in_order(Mover& mover);
-  void progress_mover(Mover& mover, const std::function<bool()>& done, Deadline deadline);
+  template <typename Done>
+  void progress_mover(Mover& mover, const Done& done, Deadline deadline);
   void end(Mover& mover);
   void mark_ended(Mover& mover);
   void set_notices_over();
@@ -176,7 +179,6 @@ class UcxPeer final : public LanePeer {
   std::string was_asked(const Notice& notice, std::span<const std::uint32_t> segments);
   std::string was_written(const Notice& notice);
   std::string was_answered(const Notice& notice);
-  bool pulls_by_put() const;
 
   // With mutex_ held:
   Transfer* find(bool mine, Op op, std::uint64_t tag);
@@ -188,6 +190,9 @@ class UcxPeer final : public LanePeer {
   static Notice about(Transfer& transfer, NoticeKind kind);
   bool all_ended() const;
 
+  void add_messages();                                                // with messages_mutex_ held
+  bool enqueue(const Notice& notice, const std::uint32_t* segments);  // false: there is no room
+
   // From any thread:
   bool on_own_thread() const;  // on a mover's
   void alert(Mover& mover);
@@ -198,11 +203,12 @@ class UcxPeer final : public LanePeer {
   Settings settings_;
   std::vector<std::unique_ptr<Mover>> movers_;
   std::vector<Transfer> transfers_;  // under mutex_; slots, which stay where they are
+  std::vector<Part> parts_;          // theirs
   std::vector<Transfer*> queue_;     // under mutex_: with something left to hand out, in order of posting
   std::vector<PoolKey> known_keys_;  // application thread only
 
   std::mutex messages_mutex_;  // of the next three
-  std::deque<Message> messages_;
+  std::vector<std::unique_ptr<Message[]>> batches_;
   std::vector<Message*> unused_;
   std::vector<Message*> outgoing_;
   // First mover's thread only:

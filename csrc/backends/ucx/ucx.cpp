@@ -1,5 +1,7 @@
 #include "backends/ucx/ucx.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "backend/lane_context.h"
@@ -54,6 +56,22 @@ class UcxContext final : public LaneContext {
     return region;
   }
 
+  // The variables of UCX, which it obeys, are part of what was measured.
+  std::map<std::string, std::string> details() const override {
+    std::map<std::string, std::string> found{{"errors", settings_.errors == Errors::peer ? "peer" : "none"},
+                                             {"transports", library().transports()}};
+    if (const auto all = peers(); !all.empty())
+      found["pull"] =
+          static_cast<const UcxPeer&>(*all.front()).pulls_by_put() ? "put by the target, when asked" : "get";
+    for (char** one = environ; *one != nullptr; ++one) {
+      const std::string text = *one;
+      const std::size_t equals = text.find('=');
+      if (text.starts_with("UCX_") && equals != std::string::npos && !library().is_ours(text.substr(0, equals)))
+        found[text.substr(0, equals)] = text.substr(equals + 1);
+    }
+    return found;
+  }
+
   std::string export_keys(std::span<const Region> regions) override {
     Keys keys;
     for (const Region& region : regions) {
@@ -87,6 +105,7 @@ Probe probe() {
     found.library_path = loaded.path;
     found.library_version = loaded.version;
     found.transports = loaded.transports();
+    found.warning = loaded.warning;
     found.available = true;
   } catch (const std::exception& error) {
     found.why_not = error.what();

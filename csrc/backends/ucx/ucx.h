@@ -8,6 +8,7 @@ namespace kvxfer::ucx {
 // Folders that may hold Python packages with a UCX in them. Before the first probe().
 void look_in(std::vector<std::string> folders);
 Probe probe();
+bool present();  // a library that could be loaded
 std::unique_ptr<Context> open(const Token& token, const Options& options);
 
 }  // namespace kvxfer::ucx
