@@ -167,6 +167,8 @@ def _failing_alone(run: RowRun, outcome: Outcome) -> Iterator[None]:
 
 def _finish(run: RowRun, request: Request, outcome: Outcome, say: Say) -> None:
     row = run.finish(say)
+    if (warning := row["library"]["warning"]) and warning not in outcome.warnings:
+        outcome.warnings.append(warning)
     wanted = request.require_transport
     if wanted and not all(_carried_by(lane, wanted) for lane in row["transport"].split("+")):
         other = wanted.partition("/")[0]
@@ -175,8 +177,6 @@ def _finish(run: RowRun, request: Request, outcome: Outcome, say: Say) -> None:
         raise UnavailableError(
             f"{run.row.id}: {row['transport']} carried the bytes, and --require-transport wants {wanted}{hint}"
         )
-    if (warning := row["library"]["warning"]) and warning not in outcome.warnings:
-        outcome.warnings.append(warning)
     outcome.rows.append(row)
     outcome.references.extend(run.references)
 
@@ -186,6 +186,11 @@ def _carried_by(lane: str, wanted: str) -> bool:
     return lane == wanted or (lane.startswith((wanted + "/", wanted + "_")) and "/" not in lane[: len(wanted)])
 
 
+def _by_memory(row: dict[str, Any]) -> bool:
+    """UCX may find memory that both sides can reach where it might have used a network (posix/memory, cma/memory)."""
+    return row["status"] == "ok" and all(lane.endswith("/memory") for lane in row["transport"].split("+"))
+
+
 def result(request: Request, hosts: Hosts, outcome: Outcome) -> dict[str, Any]:
     """The result document (kvxfer/result/schema.json) of what was measured."""
     assumptions = request.assumptions
@@ -193,7 +198,7 @@ def result(request: Request, hosts: Hosts, outcome: Outcome) -> dict[str, Any]:
     models = _models(request.rows, assumptions.kv_bytes_per_token)
     scope = hosts.scope(request.rows)
     scopes = {row.id: hosts.scope_of(row) for row in request.rows}
-    rows = [row | {"scope": scopes[row["id"]]} for row in outcome.rows]
+    rows = [row | {"scope": "host" if _by_memory(row) else scopes[row["id"]]} for row in outcome.rows]
     moved = [row for row in rows if row["backend"] not in MEASURES_NOTHING]
     measured = measured_rows(moved, scope)
     ratio = [
