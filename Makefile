@@ -1,6 +1,7 @@
 # make bench     what moving Llama-3.1-70B's KV cache costs on this machine
 # make test      everything that is quick; make test-full adds what is slow
 # make fuzz      a longer search: FUZZ_SECONDS=600 of each target
+# make test-rdma   RDMA over a Soft-RoCE device in an emulated machine
 # make install   the shared part: .venv with kvxfer in it
 # make benchmarks   bench/suites: the parts by themselves, beside plain sockets and memcpy
 # make cost-model   how well bench --fit predicts requests that it has not seen
@@ -19,7 +20,7 @@ CTEST := $(BIN)/ctest --output-on-failure --no-tests=error --parallel $(JOBS) --
 BENCH_ARGS ?=
 PEERS_ARGS ?=
 
-.PHONY: bench benchmarks peers cost-model test test-full install install-dev lint test-native test-python sanitize test-slow test-slow-faults test-slow-rest fuzz clean
+.PHONY: bench benchmarks peers cost-model test test-full install install-dev lint test-native test-python sanitize test-slow test-slow-faults test-slow-rest test-rdma fuzz clean
 
 bench: install
 	$(BIN)/python -m kvxfer.bench --model 70b --backend all $(BENCH_ARGS)
@@ -71,17 +72,22 @@ test-native: install-dev
 test-python: install-dev
 	$(BIN)/pytest -m 'not slow' --benchmark-disable tests bench/suites
 
-# Bandwidths are measured, and all memory taken, with nothing beside them. Faults wait most of the time, so the rest
-# runs next to them.
+# Bandwidths are measured, and all memory taken, with nothing beside them. Faults wait most of the time, and the emulated
+# machine has one CPU, so the rest runs next to them.
 test-slow: install-dev
 	$(BIN)/pytest -m slow tests/hosts tests/conformance/test_largest_pool.py
-	$(MAKE) --jobs=2 --output-sync=target test-slow-faults test-slow-rest
+	$(MAKE) --jobs=3 --output-sync=target test-slow-faults test-slow-rest test-rdma
 
 test-slow-faults:
 	$(BIN)/pytest -m slow tests/faults
 
 test-slow-rest:
-	$(BIN)/pytest -m slow --ignore=tests/hosts --ignore=tests/faults --ignore=tests/conformance/test_largest_pool.py
+	$(BIN)/pytest -m slow --ignore=tests/hosts --ignore=tests/faults --ignore=tests/rdma --ignore=tests/conformance/test_largest_pool.py
+
+# A Debian kernel with Soft-RoCE, emulated by QEMU. What that takes is installed by package name (by root), or named.
+test-rdma: install-dev
+	$(BIN)/python tests/rdma/packages.py
+	$(BIN)/pytest -m slow tests/rdma
 
 # A part of test-slow, for FUZZ_SECONDS of each target (5 by default).
 fuzz: install-dev

@@ -80,11 +80,18 @@ def missing_fuzz() -> str:
     return missing_libfuzzer() or missing_atheris()
 
 
+def missing_rdma() -> str:
+    """Why the guest with an RDMA device cannot be made here; nothing when it can."""
+    from rdma.packages import missing
+
+    return missing()
+
+
 def _failure(command: str) -> str:
     """What a command says when it fails; nothing when it does not."""
     done = subprocess.run(command.split(), capture_output=True, text=True, timeout=30)
     return "" if done.returncode == 0 else f"`{command}`: {' '.join(done.stderr.split())}"
 
 
-PROBES: dict[str, Callable[[], str]] = {"netns": missing_netns, "fuzz": missing_fuzz}
+PROBES: dict[str, Callable[[], str]] = {"netns": missing_netns, "fuzz": missing_fuzz, "rdma": missing_rdma}
 """By name: says why it is missing, or nothing."""
