@@ -126,7 +126,7 @@ def _sample(session: Session, one: Sampled, hosts: Hosts, effort: Effort) -> str
     row = one.row
     pair = Pair(session, FIRST_NUMBER, row, tables(row, hosts.slots(row)), effort, hosts.peer_host)
     pair.set_up()
-    transport = pair.transport()
+    transport = "+".join(pair.described().lanes)
     if row.inflight > pair.opened.max_inflight:
         pair.end()
         return transport
