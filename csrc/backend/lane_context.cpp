@@ -107,7 +107,7 @@ std::shared_ptr<Peer> LaneContext::adopt(std::vector<Socket> lanes, bool first, 
     const std::lock_guard lock(mutex_);
     if (closed_) throw closed_error();
     peer = make_peer(events_, static_cast<std::uint32_t>(peers_.size()), std::move(lanes));
-    peers_.push_back(peer);  // close() ends its wire-up
+    peers_.push_back(peer);  // close() ends its wire-up; one that fails stays, as one that is lost does
   }
   try {
     peer->wire_up(first, deadline);
@@ -116,8 +116,6 @@ std::shared_ptr<Peer> LaneContext::adopt(std::vector<Socket> lanes, bool first, 
     peer->start();
   } catch (const std::exception& error) {
     peer->close();
-    const std::lock_guard lock(mutex_);
-    std::erase(peers_, peer);
     if (dynamic_cast<const std::system_error*>(&error) != nullptr)
       throw Error(Fault::unavailable, "no more threads to be had for the peer's connections");
     throw;
@@ -176,24 +174,23 @@ std::vector<std::shared_ptr<LanePeer>> LaneContext::peers() const {
 }
 
 std::uint64_t LaneContext::bytes_moved() const {
+  const std::lock_guard lock(mutex_);
   std::uint64_t sum = 0;
-  for (const auto& peer : peers()) sum += peer->bytes_moved();
+  for (const auto& peer : peers_) sum += peer->bytes_moved();
   return sum;
 }
 
 void LaneContext::close() noexcept {
-  std::vector<std::shared_ptr<LanePeer>> peers;
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
-    peers = peers_;  // one whose wire-up this ends will be taken out
     if (listener_) listener_->interrupt();
     listener_.reset();  // an accept() under way holds on to it until it notices
   }
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto written = ::write(closing_.fd(), &one, sizeof one);
-  // There will be no more of them; their threads need nothing of ours, and poll() goes on to tell how they end.
-  for (const auto& peer : peers) peer->close();
+  // peers_ grows no more; their threads need nothing of ours, and poll() goes on to tell how they end.
+  for (const auto& peer : peers_) peer->close();
   events_.stop_waiting();
 }
 
