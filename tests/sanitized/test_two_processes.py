@@ -29,6 +29,7 @@ OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0",
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "ignore_noninstrumented_modules=1",
+    "UCX_MEM_EVENTS": "n",  # its hooks run in threads that are ending, for which ThreadSanitizer has no state any more
 }
 
 # What runs from build/ is this checkout with another extension: not what an editable install points to.
