@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from kvxfer import __version__
 from kvxfer.measure.host import host_info
 
 SCHEMA_VERSION = 1
+CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def record(run: Run) -> dict[str, Any]:
@@ -27,6 +29,7 @@ def record(run: Run) -> dict[str, Any]:
         "kvxfer_version": __version__,
         "created_utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "host": msgspec.to_builtins(host_info()),
+        "congestion_control": CONGESTION_CONTROL.read_text().strip(),
         "rounds": run.rounds,
         "quick": run.quick,
         "contenders": [{"name": one.name, "version": one.version, "kind": one.kind} for one in run.offers],

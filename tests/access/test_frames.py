@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import secrets
 import socket
@@ -151,13 +152,13 @@ def test_a_client_that_sends_a_malformed_frame(place: Place) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state", Steps.names()[1:])
-def test_a_malformed_frame_in_every_state(place: Place, state: str) -> None:
+@pytest.mark.parametrize(("state", "kind"), zip(Steps.names()[1:], itertools.cycle(MALFORMED), strict=False))
+def test_a_malformed_frame_in_every_state(place: Place, state: str, kind: str) -> None:
     """Its worker goes with the run, whatever that was doing; and the next client is served at once."""
     server = place.serve()
     with welcomed(server) as session:
         Steps(session)(state)
-        session._client.socket.send(MALFORMED["cut"])
+        session._client.socket.send(MALFORMED[kind])
         server.says("sent a malformed message")
         is_free(server)
         assert server.workers() == []
@@ -166,7 +167,7 @@ def test_a_malformed_frame_in_every_state(place: Place, state: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state", ["welcomed", "moving"])
+@pytest.mark.parametrize("state", Steps.names())
 def test_an_oversized_frame(place: Place, state: str) -> None:
     """The connection is cut before the frame is read, and with it the run ends."""
     server = place.serve()
@@ -178,6 +179,21 @@ def test_an_oversized_frame(place: Place, state: str) -> None:
         assert resident_bytes(server.pid) - before < MAX_MESSAGE_BYTES
         is_free(server)
     serves_and_verifies(place, server)
+    place.left_alone(server)
+
+
+@pytest.mark.slow
+def test_more_workers_than_a_run_may_have(place: Place) -> None:
+    server = place.serve()
+    with welcomed(server) as session:
+        for pair in range(m.MAX_PAIRS + 1):
+            session._client.send(m.Launch(pair))
+        told = session._client.receive(20)
+        while isinstance(told, (m.Launched, m.Heartbeat)):
+            told = session._client.receive(20)
+        assert isinstance(told, m.Failed)
+        assert (told.status, told.message) == (3, f"a run has at most {m.MAX_PAIRS} workers at a time")
+        assert len(server.workers()) == m.MAX_PAIRS
     place.left_alone(server)
 
 

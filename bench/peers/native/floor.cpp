@@ -4,6 +4,7 @@
 // system call, the receiver scatters them likewise and then answers with a few bytes. No protocol, no queue, no lock.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -59,6 +60,35 @@ bool request(int fd, std::vector<iovec> pieces, bool sends) {
   return transfer(fd, pieces.data(), pieces.size(), sends) && transfer(fd, &whole, 1, !sends);
 }
 
+// Both ends of a socket on one CPU, those of the next on the next, where there are no more CPUs than sockets: as kvxfer
+// keeps its connections. While it lives.
+class OnCpu {
+ public:
+  OnCpu(std::size_t socket, std::size_t sockets) {
+    if (::sched_getaffinity(0, sizeof before_, &before_) != 0) return;
+    const auto cpus = static_cast<std::size_t>(CPU_COUNT(&before_));
+    if (cpus > sockets) return;
+    std::size_t passed = socket % cpus;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (!CPU_ISSET(cpu, &before_) || passed-- != 0) continue;
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(cpu, &one);
+      moved_ = ::sched_setaffinity(0, sizeof one, &one) == 0;
+      return;
+    }
+  }
+  ~OnCpu() {
+    if (moved_) ::sched_setaffinity(0, sizeof before_, &before_);
+  }
+  OnCpu(const OnCpu&) = delete;
+  OnCpu& operator=(const OnCpu&) = delete;
+
+ private:
+  cpu_set_t before_{};
+  bool moved_ = false;
+};
+
 }  // namespace
 
 extern "C" {
@@ -75,6 +105,7 @@ int floor_move(const int* fds, std::size_t sockets, bool sends, const std::uint6
   std::vector<char> failed(sockets);
   std::barrier together(static_cast<std::ptrdiff_t>(sockets));
   const auto one_socket = [&](std::size_t s) {
+    const OnCpu here(s, sockets);
     const std::size_t from = count * s / sockets, to = count * (s + 1) / sockets;
     for (std::size_t r = 0; r < requests; ++r) {
       std::vector<iovec> pieces;

@@ -92,6 +92,30 @@ CHECK_BACKEND(memory, parts_of_an_allocation_are_regions, all) {
   }
 }
 
+// The same bytes under two numbers, and all pairs of them.
+CHECK_BACKEND(memory, registered_again_is_one_more_region, all) {
+  Rig rig(subject, {bytes});
+  for (End* side : {&rig.a, &rig.b})
+    side->regions.push_back(side->context->register_memory(side->at(0), bytes, MemoryKind::host));
+  CHECK_EQ(rig.a.regions.back().id, 1U);
+  rig.exchange_keys();
+  const std::vector<Extent> target(2, {rig.b.at(0), bytes});
+  for (const std::uint32_t from : {0U, 1U}) {
+    std::vector<Extent> source(from);
+    source.push_back({rig.a.at(0), bytes});
+    fill(source, pattern_seed);
+    PlanPieces pieces;
+    pieces.add(0, 4096, 8192, from, 0);
+    pieces.add(8192, 0, 4096, from, 1);
+    const Plans plans = rig.prepare(pieces);
+    for (const Op op : subject.ops()) {
+      poison(rig.b.at(0), bytes);
+      rig.move(plans, op, 1);
+      if (subject.can.moves_data) CHECK_EQ(verify(target, Rig::at_target(pieces), pattern_seed, 0, 1).wrong_words, 0U);
+    }
+  }
+}
+
 CHECK_BACKEND(memory, more_of_it_after_transfers_and_old_plans_go_on, all) {
   Rig rig(subject, {bytes});
   const PlanPieces old_pieces = shuffled(16, 4096, 4);
