@@ -4,7 +4,8 @@ A request takes T = α + γ · descriptors + bytes / β, and one line cannot fix
 and a most that the observations and named priors allow, and "undetermined; measure this" is an answer. Several
 observations are taken to be of one path, with the same α, γ and β.
 
-Where posting and wire overlap, the terms are what each adds: a faster link can win no more than what posting leaves.
+Where posting and wire overlap, wire is what it adds to posting: a faster link can win no more than what posting leaves,
+and fewer descriptors no more than what the wire leaves.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ SUSPICIOUS = 0.1
 """Of the slowest link's rate: bytes that move slower than that are carried by something else."""
 
 FASTER_THAN_LINK = 1.02
+
+OVERLAPPING = 1.02
+"""Of the whole: posting and wire that add up to more were under way at once; up to here figures are rounded."""
+
 MOST_OBSERVATIONS = 8
 WIDE = 0.2
 """Of T: a term that is known less well than this is worth a measurement."""
@@ -65,6 +70,16 @@ class Observation:
                 f"{self.bytes:,.0f} bytes in {least:g} ms are {rate:.3g} GB/s, above the line rate of {link.high:g} "
                 f"GB/s ({link.source}): bytes and time are not of the same transfer, or --link is not this link's"
             )
+
+    def least_wire_ms(self, link: priors.Prior) -> float:
+        """How long the wire was busy: as told, or at least what the fastest link needs."""
+        return self.wire_ms if self.wire_ms is not None else (self.bytes or 0.0) / (link.high * 1e6)
+
+    def overlaps(self, link: priors.Prior) -> bool:
+        """Whether posting and wire cannot have been one after the other."""
+        if self.ms is None or self.post_ms is None:
+            return False
+        return self.post_ms + self.least_wire_ms(link) > OVERLAPPING * self.ms
 
 
 @dataclass(frozen=True)
@@ -150,7 +165,7 @@ def explain(observations: Sequence[Observation], link_gbit: Sequence[float]) -> 
             if all(each is not None for each in terms):
                 used = [prior for prior in (posting, fixed, link) if prior is not None]
                 explained = [
-                    _explained(one, each, min(link_gbit))
+                    _explained(one, each, link, min(link_gbit))
                     for one, each in zip(observations, terms, strict=True)
                     if each is not None
                 ]
@@ -173,6 +188,7 @@ class _Unknowns:
         tolerance: float,
     ) -> None:
         self._observations = observations
+        self._link = link
         self._count = 3 + 2 * len(observations)
         self._descriptors = _typical([one.descriptors for one in observations])
         self._bytes = _typical([one.bytes for one in observations])
@@ -206,17 +222,33 @@ class _Unknowns:
             if one.descriptors is None
             else self._only(1, one.descriptors / self._descriptors),
             "fixed": self._only(0),
-            "wire": self._only(own + 1) if one.bytes is None else self._only(2, one.bytes / self._bytes),
+            "wire": self._only(own + 1)
+            if one.bytes is None or one.overlaps(self._link)
+            else self._only(2, one.bytes / self._bytes),
         }
 
     def _observe(self, number: int, one: Observation, tolerance: float) -> None:
         terms = self._terms(number)
         whole = [sum(each) for each in zip(*terms.values(), strict=True)]
-        for told, coefficients in ((one.ms, whole), (one.post_ms, terms["posting"]), (one.wire_ms, terms["wire"])):
+        wire_ms = one.wire_ms
+        if one.overlaps(self._link):
+            self._observe_overlap(one, terms["wire"], tolerance)
+            wire_ms = None
+        for told, coefficients in ((one.ms, whole), (one.post_ms, terms["posting"]), (wire_ms, terms["wire"])):
             if told is not None:
                 self._within(coefficients, told * (1 - tolerance), told * (1 + tolerance))
         if one.ms is None:  # nothing else bounds what was not told
             self._within(whole, 0.0, 1e6 * self._scale)
+
+    def _observe_overlap(self, one: Observation, adds: list[float], tolerance: float) -> None:
+        """The wire's whole time tells β; what it adds is at least what outlasts posting."""
+        assert one.ms is not None
+        assert one.post_ms is not None
+        least = one.least_wire_ms(self._link)
+        self._within(adds, max(0.0, least - one.post_ms) * (1 - tolerance), one.ms * (1 + tolerance))
+        if one.bytes is not None:
+            most = one.ms if one.wire_ms is None else one.wire_ms
+            self._within(self._only(2, one.bytes / self._bytes), least * (1 - tolerance), most * (1 + tolerance))
 
     def _within(self, coefficients: list[float], low_ms: float, high_ms: float) -> None:
         self.limits += between(coefficients, low_ms / self._scale, high_ms / self._scale)
@@ -233,17 +265,21 @@ def _typical(values: Sequence[float | None]) -> float:
     return max(known) if known else 1.0
 
 
-def _explained(one: Observation, terms: dict[Term, Range], slowest_gbit: float) -> Explained:
+def _explained(one: Observation, terms: dict[Term, Range], link: priors.Prior, slowest_gbit: float) -> Explained:
     if one.ms is None:
         measure = ["ms: how long the whole transfer takes, from its post to its completion"]
         return Explained(one, {"posting": terms["posting"]}, None, [], measure)
     terms = {name: Range(term.low, min(term.high, one.ms)) for name, term in terms.items()}
     binds = _binding(terms, one.ms)
+    if binds == "posting" and one.overlaps(link) and one.least_wire_ms(link) >= (one.post_ms or 0.0):
+        binds = None  # without it the wire alone would take as long
     too_slow = False
     if binds == "wire" and one.bytes is not None:
-        too_slow = one.bytes / terms["wire"].low / 1e6 < SUSPICIOUS * slowest_gbit / priors.GBIT_PER_GBYTE
+        least = terms["wire"].low if one.wire_ms is None else one.wire_ms
+        too_slow = one.bytes / least / 1e6 < SUSPICIOUS * slowest_gbit / priors.GBIT_PER_GBYTE
     measure = _measurements(one, terms, binds, too_slow)
-    return Explained(one, terms, "wrong transport" if too_slow else binds, _helps(terms, too_slow), measure)
+    helps = _helps(_wins(one, terms, link), too_slow)
+    return Explained(one, terms, "wrong transport" if too_slow else binds, helps, measure)
 
 
 def _binding(terms: dict[Term, Range], whole: float) -> Term | None:
@@ -266,9 +302,18 @@ HELPS: tuple[tuple[str, Term, float], ...] = (
 """What would help, the term that it is about, and the share of that term which it can win."""
 
 
-def _helps(terms: dict[Term, Range], too_slow: bool) -> list[tuple[str, float]]:
+def _wins(one: Observation, terms: dict[Term, Range], link: priors.Prior) -> dict[Term, tuple[float, float]]:
+    """Of each term how long it takes at most, and the most of that which the whole becomes shorter without it."""
+    wins = {name: (term.high, term.high) for name, term in terms.items()}
+    if one.ms is not None and one.overlaps(link):  # what one no longer does the other still takes
+        wins["posting"] = terms["posting"].high, min(terms["posting"].high, one.ms - one.least_wire_ms(link))
+        wins["wire"] = one.ms if one.wire_ms is None else one.wire_ms, terms["wire"].high
+    return wins
+
+
+def _helps(wins: dict[Term, tuple[float, float]], too_slow: bool) -> list[tuple[str, float]]:
     """The most that each remedy wins, the largest first."""
-    found = [(what, share * terms[term].high) for what, term, share in HELPS]
+    found = [(what, min(share * wins[term][0], wins[term][1])) for what, term, share in HELPS]
     if too_slow:
         found = [(RIGHT_TRANSPORT if what == FASTER_LINK else what, most) for what, most in found]
     return sorted(found, key=lambda each: -each[1])

@@ -194,6 +194,31 @@ def test_a_second_size_tells_fixed_cost_from_bandwidth() -> None:
     assert (beside.terms["fixed"].low, beside.terms["fixed"].high) == pytest.approx((49, 49), abs=0.1)
 
 
+def test_where_posting_and_wire_overlap_each_wins_what_the_other_leaves() -> None:
+    """80 ms of posting and 60 of data in 100: 40 at least were under way at once."""
+    found = explain([Observation(ms=100, bytes=1e9, descriptors=10_000, post_ms=80, wire_ms=60)], LINKS)
+    case = found.explained[0]
+    assert 100 * found.tolerance < 0.1
+    assert case.binds == "posting"
+    assert percent(case, "posting") == pytest.approx((80, 80), abs=0.1)
+    assert percent(case, "wire") == pytest.approx((0, 20), abs=0.1)
+    assert at_most(case, FASTER_LINK) == pytest.approx(20, abs=0.1)
+    assert at_most(case, "half the bytes") == pytest.approx(20, abs=0.1)
+    assert at_most(case, "fewer descriptors") == pytest.approx(40, abs=0.1)
+
+
+def test_bytes_that_take_longer_than_posting_leaves_overlapped_it() -> None:
+    """2 GB take 40 ms on the fastest link, and posting leaves 20."""
+    case = one(Observation(ms=100, bytes=2e9, post_ms=80))
+    assert percent(case, "posting") == pytest.approx((80, 80), abs=0.1)
+    assert at_most(case, FASTER_LINK) == pytest.approx(20, abs=0.1)
+
+
+@pytest.mark.parametrize(("post_ms", "wire_ms", "binds"), [(20, 60, "wire"), (80, 80, None)])
+def test_of_two_that_overlap_the_longer_binds(post_ms: float, wire_ms: float, binds: str | None) -> None:
+    assert one(Observation(ms=max(70, wire_ms + 10), post_ms=post_ms, wire_ms=wire_ms)).binds == binds
+
+
 @pytest.mark.parametrize(
     ("observation", "says"),
     [
