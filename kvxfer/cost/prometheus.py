@@ -64,7 +64,8 @@ class Scraped:
 def scrape(text: str, source: str) -> Scraped:
     """What the NIXL histograms in a Prometheus text say. `source` names it in errors.
 
-    Raises UsageError with the number of a line that is not in this format, and when there are no transfers in it.
+    Raises UsageError with the number of a line that is not in this format, when there are no transfers in it, and when
+    they post for longer than they take.
     """
     found = _histograms(text, source)
     transfers = found[TIME]
@@ -73,11 +74,17 @@ def scrape(text: str, source: str) -> Scraped:
         why = "has counted no transfer yet" if transfers.series else f"has no {TIME}"
         raise UsageError(f"{source} {why}; give the /metrics of a vLLM whose NixlConnector has moved something")
     post, size, descriptors = (found[name].mean for name in (POST, BYTES, DESCRIPTORS))
+    if post is not None and post > mean:
+        raise UsageError(
+            f"{source}: the mean of {POST} is {1e3 * post:g} ms and that of {TIME} {1e3 * mean:g} ms, of which it is a "
+            f"part ({found[POST].count:,.0f} and {transfers.count:,.0f} counted); scrape one engine by itself, or give "
+            "bytes=…,descriptors=…,ms=… by hand"
+        )
     observation = Observation(
         ms=1e3 * mean,
         bytes=size,
         descriptors=descriptors,
-        post_ms=None if post is None else min(1e3 * post, 1e3 * mean),
+        post_ms=None if post is None else 1e3 * post,
         source=source,
     )
     return Scraped(observation, round(transfers.count), list(_notices(found, mean)))

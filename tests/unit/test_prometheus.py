@@ -38,15 +38,23 @@ def test_the_mean_transfer() -> None:
 
 
 def test_engines_are_added_up() -> None:
-    other = TEXT.replace('engine="0"', 'engine="1"').replace(" 1.738\n", " 0.738\n")
+    other = TEXT.replace('engine="0"', 'engine="1"').replace(" 1.738\n", " 1.438\n")
     found = scrape(TEXT + other, "metrics")
     assert found.transfers == 20
-    assert found.observation.ms == pytest.approx(1e3 * (1.738 + 0.738) / 20)
+    assert found.observation.ms == pytest.approx(1e3 * (1.738 + 1.438) / 20)
     assert "of 2 engines or models" in found.notices[0]
 
 
 def test_a_mean_that_few_long_ones_carry_is_told() -> None:
     assert "a few very long ones" in " ".join(scrape(TEXT.replace(" 1.738\n", " 40\n"), "m").notices)
+
+
+def test_posting_for_longer_than_the_transfer_takes_is_refused() -> None:
+    """As the same figures are by hand."""
+    text = TEXT.replace(" 1.738\n", " 1\n").replace(" 1.291\n", " 5\n")
+    with pytest.raises(UsageError, match=r"^metrics: the mean of vllm:nixl_post_time_seconds is 500 ms .* 100 ms"):
+        scrape(text, "metrics")
+    assert scrape(text.replace(" 5\n", " 1\n"), "metrics").observation.post_ms == 100
 
 
 def test_what_was_not_counted_is_not_known() -> None:
