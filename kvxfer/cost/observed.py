@@ -158,8 +158,10 @@ def explain(observations: Sequence[Observation], link_gbit: Sequence[float]) -> 
     for one in observations:
         one.check()
         one.check_rate(link)
+    told = any(one.post_ms is not None and one.descriptors is not None for one in observations)
+    usual = None if told else priors.POSTING
     for tolerance in TOLERANCES:
-        for fixed, posting in ((priors.FIXED, priors.POSTING), (None, priors.POSTING), (None, None)):
+        for fixed, posting in ((priors.FIXED, usual), (None, usual), (None, None)):
             unknowns = _Unknowns(observations, link, fixed, posting, tolerance)
             terms = [unknowns.terms(number) for number in range(len(observations))]
             if all(each is not None for each in terms):
@@ -196,8 +198,7 @@ class _Unknowns:
         self.limits: list[Limit] = []
         if fixed is not None:
             self._within(self._only(0), fixed.low, fixed.high)
-        told = any(one.post_ms is not None and one.descriptors is not None for one in observations)
-        if posting is not None and not told:
+        if posting is not None:
             per_ms = self._descriptors / 1e3
             self._within(self._only(1), posting.low * per_ms, posting.high * per_ms)
         self.limits.append(Limit(self._only(2, -1.0), -self._bytes / (link.high * 1e6) / self._scale))

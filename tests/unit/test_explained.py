@@ -86,7 +86,7 @@ def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert one["binds"] == "posting"
     assert one["terms"]["posting"]["percent"] == pytest.approx([74.28, 74.28], abs=0.01)
     assert one["terms"]["wire"]["ms"] == pytest.approx([328204288 / 25e6, 44.7], abs=0.01)
-    assert [prior["name"] for prior in document["observed"]["priors"]] == ["posting", "fixed cost", "bandwidth"]
+    assert [prior["name"] for prior in document["observed"]["priors"]] == ["fixed cost", "bandwidth"]
     assert document["command"][:3] == ["kvxfer", "plan", "--observed"]
 
 

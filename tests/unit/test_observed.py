@@ -184,6 +184,16 @@ def test_the_truth_is_always_within_the_bounds(
         assert most <= (case.observation.ms or 0) + slack
 
 
+def test_only_what_was_assumed_is_listed() -> None:
+    def assumed(**more: float) -> list[str]:
+        return [
+            prior.name for prior in explain([Observation(ms=100, bytes=1e8, descriptors=1000, **more)], LINKS).priors
+        ]
+
+    assert assumed() == ["posting", "fixed cost", "bandwidth"]
+    assert assumed(post_ms=50) == ["fixed cost", "bandwidth"]
+
+
 def test_a_second_size_tells_fixed_cost_from_bandwidth() -> None:
     def observed(size: float) -> Observation:
         return Observation(ms=50 + size / 10e6, bytes=size, descriptors=1000, post_ms=1)
