@@ -33,6 +33,7 @@ class Measured:
     tp: tuple[int, int] = (1, 1)  # of prefill, of decode
     pp: tuple[int, int] = (1, 1)
     exposed_ms: float | None = None  # what the best pipelining did not hide behind the assumed prefill
+    behind_ms: float | None = None  # which took so long; it says nothing of another prefill
 
 
 def measured_rows(rows: Sequence[Mapping[str, Any]], scope: str) -> list[Measured]:
@@ -67,6 +68,7 @@ def _measured(row: Mapping[str, Any], scope: str) -> Measured:
         tp=_sides(row, "tp"),
         pp=_sides(row, "pp"),
         exposed_ms=_exposed_ms(row),
+        behind_ms=_behind_ms(row),
     )
 
 
@@ -82,6 +84,20 @@ def _exposed_ms(row: Mapping[str, Any]) -> float | None:
     except (TypeError, KeyError, ValueError, AttributeError):
         raise _wrong(row, "pipeline", pipeline) from None
     return _ms(best, "exposed_ns", row)
+
+
+def _behind_ms(row: Mapping[str, Any]) -> float | None:
+    """The compute that the row was pipelined behind, all layers as fast as was asked for."""
+    pipeline = row.get("pipeline")
+    if pipeline is None:
+        return None
+    try:
+        layers, layer_ns = pipeline["compute"]["layers"], pipeline["compute"]["layer_ns"]
+    except (TypeError, KeyError):
+        raise _wrong(row, "pipeline", pipeline) from None
+    if type(layers) is not int or type(layer_ns) is not int or layers < 1 or layer_ns < 0:
+        raise _wrong(row, "pipeline.compute", pipeline["compute"])
+    return layers * layer_ns / 1e6
 
 
 def _sides(row: Mapping[str, Any], field: str) -> tuple[int, int]:

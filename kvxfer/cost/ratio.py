@@ -17,6 +17,7 @@ of a short prompt unlike that of a long one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,9 @@ from kvxfer.cost.measured import Measured, matching
 from kvxfer.cost.prefill_source import PrefillSource, prefill_sources, prompt_ms
 from kvxfer.model.dtypes import DType
 from kvxfer.model.shape import ModelShape
+
+SAME_PREFILL = 0.01
+"""By which share the compute of a pipelined row may be off a prefill and still be that: layers take whole ns."""
 
 
 def ratio_rows(
@@ -129,12 +133,17 @@ def _beside(row: Measured, prefill: float) -> dict[str, Any]:
         "percent": _percent(row.transfer_ms, prefill),
         "cold_ms": row.cold_ms,
         "cold_percent": _percent(row.cold_ms, prefill),
-        **({} if row.exposed_ms is None else _exposed(row.exposed_ms, prefill)),
+        **_exposed(row, prefill),
     }
 
 
-def _exposed(milliseconds: float, prefill: float) -> dict[str, float]:
-    return {"exposed_ms": milliseconds, "exposed_percent": milliseconds / prefill * 100}
+def _exposed(row: Measured, prefill: float) -> dict[str, float]:
+    """What this prefill did not hide: nothing is known of one that takes another time than what was computed."""
+    if row.exposed_ms is None or row.behind_ms is None:
+        return {}
+    if not math.isclose(row.behind_ms, prefill, rel_tol=SAME_PREFILL):
+        return {}
+    return {"exposed_ms": row.exposed_ms, "exposed_percent": row.exposed_ms / prefill * 100}
 
 
 def _sides(counts: tuple[int, int]) -> dict[str, int]:

@@ -133,10 +133,13 @@ def test_break_even_is_where_a_layers_compute_pays_for_its_send() -> None:
     assert break_even_tokens(1.0, 0.0, 0.0, 32, 1, link, 16) is None
 
 
-@pytest.mark.parametrize("damage", [{"cuts": []}, {"best": None}, {"compute": {"source": 3}}, 7])
+@pytest.mark.parametrize(
+    "damage",
+    [{"cuts": []}, {"best": None}, {"compute": {"source": 3}}, {"compute": {"source": "spin", "layers": "32"}}, 7],
+)
 def test_a_damaged_pipeline_of_a_result_is_refused(damage: object) -> None:
     good = {
-        "compute": {"source": "assumed prefill (full)"},
+        "compute": {"source": "assumed prefill (full)", "layers": 32, "layer_ns": 400_000},
         "cuts": [{"cut": "4", "exposed_ns": 1_500_000}],
         "best": {"cut": "4", "ties": []},
     }
@@ -152,6 +155,6 @@ def test_a_damaged_pipeline_of_a_result_is_refused(damage: object) -> None:
         "p50_ns": 1,
     }
     (read,) = measured_rows([row | {"pipeline": good}], "network")
-    assert read.exposed_ms == 1.5
+    assert (read.exposed_ms, read.behind_ms) == (1.5, 12.8)
     with pytest.raises(UsageError, match="row 'a' has pipeline"):
         measured_rows([row | {"pipeline": good | damage if isinstance(damage, dict) else damage}], "network")

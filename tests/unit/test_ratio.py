@@ -296,6 +296,18 @@ def test_measured_times_are_set_beside() -> None:
     assert entry["cold_percent"] is None
 
 
+def test_what_a_prefill_hid_is_set_beside_no_other_prefill() -> None:
+    """Behind the article's 44.8 ms, not those of more GPUs; `full` takes another time than `seed`."""
+    pipelined = measured_row(exposed_ms=9.0, behind_ms=44.8)
+    seed, full = (row["measured"][0] for row in ratio_rows(LLAMA_70B, BF16, [512], 16, ARTICLE, [pipelined]))
+    assert (seed["exposed_ms"], seed["exposed_percent"]) == pytest.approx((9.0, 100 * 9 / 44.8))
+    assert "exposed_ms" not in full
+    more = replace(ARTICLE, gpus=64)
+    assert all(
+        "exposed_ms" not in row["measured"][0] for row in ratio_rows(LLAMA_70B, BF16, [512], 16, more, [pipelined])
+    )
+
+
 @pytest.mark.parametrize("other", [{"model": "x"}, {"dtype": "fp16"}, {"tokens": 513}, {"bytes": 1}])
 def test_only_exact_matches_are_set_beside(other: dict[str, Any]) -> None:
     (row, _) = ratio_rows(LLAMA_70B, BF16, [512], 16, ARTICLE, [measured_row(**other)])
