@@ -150,7 +150,7 @@ class PipelineRun:
         compute = statistics.median(self._compute_ns)
         serial = next(series for series in self._series if series.cut == Cut(self._layers))
         link = self._link()
-        cuts = [self._cut_record(series, compute, serial, link) for series in self._series]
+        cuts = [self._cut_record(series, compute, link) for series in self._series]
         best, ties = _best(cuts)
         every = range(1, self._layers + 1)
         predicted, _ = best_layers(self._pair.row.bytes, 0.0, [self._layer_ns] * self._layers, link, every)
@@ -186,9 +186,9 @@ class PipelineRun:
         part = self._part[0][0], statistics.median([ns for _, ns in self._part])
         return fit_link(self._pair.row.bytes, alone, part)
 
-    def _cut_record(self, series: Series, compute: int, serial: Series, link: Link) -> dict[str, Any]:
+    def _cut_record(self, series: Series, compute: int, link: Link) -> dict[str, Any]:
         totals = series.total_ns
-        total, transfer = statistics.median(totals), _alone_p50(serial)
+        total, transfer = statistics.median(totals), _alone_p50(series)
         ready, usable = series.medians("ready_ns"), series.medians("usable_ns")
         exposed = max(0, total - compute)
         interval = statistics.median_interval(totals)
@@ -204,10 +204,10 @@ class PipelineRun:
             "compute_p50_ns": statistics.median(series.compute_ns),
             "compute_samples_ns": series.compute_ns,
             "slowdown": statistics.median(series.compute_ns) / max(1, compute) - 1,
-            "alone_p50_ns": _alone_p50(series),
+            "alone_p50_ns": transfer,
             "alone_samples_ns": series.alone_ns,
             "exposed_ns": exposed,
-            "hidden_share": max(0.0, 1 - exposed / max(1, transfer)),
+            "hidden_share": 1 - exposed / max(1, transfer),
             "predicted_exposed_ns": round(predicted),
             "critical": self._critical(series.runs[0].ready_after, ready, usable),
             "break_even_tokens": self._break_even(series, link),

@@ -15,7 +15,7 @@ Record = dict[str, Any]
 NOTES = (
     "total: from the start of compute until decode can use all of it. exposed: total less compute alone.",
     "predicted: of a model that knows compute and the transfers alone, not the totals.",
-    "hidden: the share of serial's transfer that is not exposed. slower: what the transfer added to the compute.",
+    "hidden: the share of the cut's own transfer alone that is not exposed, negative where more is. slower: what the transfer added to the compute.",
     "waited for: the end waited for compute up to that layer, then for so many transfers one after another.",
     "pays from: by the model, the shortest prompt at which the cut is no slower than serial (all layers at once).",
 )

@@ -55,11 +55,12 @@ def printed(cuts: list[dict[str, Any]], best: str, ties: list[str], **compute: A
 
 
 def test_a_row_for_each_cut_and_what_was_best() -> None:
-    text = printed([cut(1, 90), cut(2, 100, break_even_tokens=None), cut(8, 120)], "1", [])
+    text = printed([cut(1, 90), cut(2, 100, break_even_tokens=None, hidden_share=-0.04), cut(8, 120)], "1", [])
     assert text.count("Pipelining, 512 tokens (loopback)") == 1
     first, second, serial = (line for line in text.splitlines() if "±" in line and "%" in line and "ms" not in line)
     assert " ".join(first.split()) == "1 8 90.0 ± 2.2 % 10.0 11.0 75 41.0 3.4 layer 8 + 0 48"
     assert second.split()[-1] == "never"
+    assert " -4 " in second
     assert serial.startswith("8 (serial)")
     assert serial.split()[-1] == "–"
     said = " ".join(text.split())

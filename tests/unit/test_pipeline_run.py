@@ -1,0 +1,64 @@
+"""What is said of each cut, of times that a pair of made-up speed would have measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvxfer.cache.sends import Cut
+from kvxfer.cache.spec import CacheSpec
+from kvxfer.control.messages import Pipelined
+from kvxfer.measure.pipeline import PipelineRun
+from kvxfer.measure.request import Effort, Pipelining, Row
+from kvxfer.model.dtypes import resolve_dtype
+from kvxfer.model.presets import load_model
+
+MS = 1_000_000
+LAYER_NS = 1 * MS
+ROW = Row(CacheSpec(load_model("8b"), resolve_dtype("bf16"), 16), "tcp", "push", 64)
+COMPUTE_MS = ROW.layers
+
+
+class SteadyPair:
+    """Every sample of a cut takes its time: (the sends alone, exposed behind compute), in ms."""
+
+    row = ROW
+
+    def __init__(self, times: dict[str, tuple[float, float]], chunk_factor: float = 1.0) -> None:
+        self._times = times
+        self._chunk_factor = chunk_factor  # of compute in chunks, to that of the whole prompt
+
+    def run_verified(self, request: Callable[[], object]) -> None:
+        request()
+
+    def pipelined(self, cut: Cut, layer_ns: list[int], compute: str = "timed", sends: str = "all") -> Pipelined:
+        busy = ROW.layers * sum(layer_ns) * (self._chunk_factor if len(layer_ns) > 1 else 1.0)
+        alone_ms, exposed_ms = (0.0, 0.0) if sends == "none" else (1.0, 1.0)
+        if sends == "all":
+            alone_ms, exposed_ms = self._times[str(cut)]
+        total = busy + MS * (exposed_ms if busy else alone_ms)
+        size = ROW.bytes if sends == "all" else ROW.bytes // ROW.layers
+        return Pipelined(*(_times(one) for one in (total, busy, busy, total)), [ROW.layers], [size], 0, 0)
+
+
+def _times(ns: float) -> bytes:
+    return np.array([round(ns)], np.int64).tobytes()
+
+
+def measured(pair: Any, *cuts: Cut) -> dict[str, Any]:
+    asked = Pipelining(cuts, "timed", {ROW.tokens: LAYER_NS}, "--compute")
+    return PipelineRun(pair, asked, Effort(max_seconds=0)).run(lambda _: None)
+
+
+def by_name(pipeline: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {cut["cut"]: cut for cut in pipeline["cuts"]}
+
+
+def test_what_is_hidden_is_a_share_of_the_cut_s_own_transfer() -> None:
+    """17.5 ms of sends by layers, of which 4.7 are exposed; that serial's take 25.9 is no compute's doing."""
+    cuts = by_name(measured(SteadyPair({"1": (17.5, 4.7), "2": (16.0, 20.0), "32": (25.9, 25.9)}), Cut(1), Cut(2)))
+    assert round(cuts["1"]["hidden_share"], 3) == round(1 - 4.7 / 17.5, 3)
+    assert cuts["2"]["hidden_share"] == -0.25  # slower than with nothing to wait for
+    assert cuts["32"]["hidden_share"] == 0
