@@ -63,7 +63,7 @@ class PipelineRun:
         self._source = asked.source
         self._built: dict[str, Any] = {}
         self._series = [Series(cut) for cut in self._cuts()]
-        self._compute_ns: list[int] = []
+        self._compute_ns: dict[int | None, list[int]] = {series.cut.chunk_tokens: [] for series in self._series}
         self._part: list[tuple[int, int]] = []  # bytes and ns of one layer's send alone
 
     def run(self, say: Callable[[str], None]) -> dict[str, Any]:
@@ -115,7 +115,9 @@ class PipelineRun:
 
     def _round(self, rng: random.Random) -> None:
         """Each thing once, in an order of chance: what comes before something must not always be the same."""
-        things: list[Callable[[], None]] = [self._compute_alone, self._one_layer_alone]
+        things: list[Callable[[], None]] = [self._one_layer_alone]
+        for chunk_tokens in self._compute_ns:
+            things.append(lambda one=chunk_tokens: self._compute_alone(one))  # type: ignore[misc]
         for series in self._series:
             things.append(lambda one=series: one.runs.append(self._pipelined(one.cut)))  # type: ignore[misc]
             things.append(lambda one=series: one.alone_ns.append(self._alone(one.cut)))  # type: ignore[misc]
@@ -131,9 +133,11 @@ class PipelineRun:
         nothing = [0] * len(self._chunk_ns(cut))
         return _first(self._pair.pipelined(cut, nothing).total_ns)
 
-    def _compute_alone(self) -> None:
-        run = self._pair.pipelined(Cut(self._layers), [self._layer_ns], self._asked.compute, "none")
-        self._compute_ns.append(_first(run.compute_ns))
+    def _compute_alone(self, chunk_tokens: int | None) -> None:
+        """In the chunks of a cut: what chunks cost or gain is not the transfer's doing."""
+        cut = Cut(self._layers, chunk_tokens)
+        run = self._pair.pipelined(cut, self._chunk_ns(cut), self._asked.compute, "none")
+        self._compute_ns[chunk_tokens].append(_first(run.compute_ns))
 
     def _one_layer_alone(self) -> None:
         run = self._pair.pipelined(Cut(1), [0], sends="first")
@@ -147,10 +151,10 @@ class PipelineRun:
     # --- what came of it
 
     def _record(self) -> dict[str, Any]:
-        compute = statistics.median(self._compute_ns)
+        compute = {chunk_tokens: statistics.median(samples) for chunk_tokens, samples in self._compute_ns.items()}
         serial = next(series for series in self._series if series.cut == Cut(self._layers))
         link = self._link()
-        cuts = [self._cut_record(series, compute, link) for series in self._series]
+        cuts = [self._cut_record(series, compute[series.cut.chunk_tokens], link) for series in self._series]
         best, ties = _best(cuts)
         every = range(1, self._layers + 1)
         predicted, _ = best_layers(self._pair.row.bytes, 0.0, [self._layer_ns] * self._layers, link, every)
@@ -160,8 +164,13 @@ class PipelineRun:
                 "source": self._source,
                 "layers": self._layers,
                 "layer_ns": self._layer_ns,
-                "alone_p50_ns": compute,
-                "alone_samples_ns": self._compute_ns,
+                "alone_p50_ns": compute[None],
+                "alone_samples_ns": self._compute_ns[None],
+                "chunked": [
+                    {"chunk_tokens": size, "alone_p50_ns": compute[size], "alone_samples_ns": samples}
+                    for size, samples in self._compute_ns.items()
+                    if size is not None
+                ],
                 **self._built,
             },
             "serial": {"total_p50_ns": statistics.median(serial.total_ns), "alone_p50_ns": _alone_p50(serial)},

@@ -13,9 +13,11 @@ from kvxfer.wording import plain
 Record = dict[str, Any]
 
 NOTES = (
-    "total: from the start of compute until decode can use all of it. exposed: total less compute alone.",
+    "total: from the start of compute until decode can use all of it.",
+    "exposed: total less compute alone, in the same chunks.",
     "predicted: of a model that knows compute and the transfers alone, not the totals.",
-    "hidden: the share of the cut's own transfer alone that is not exposed, negative where more is. slower: what the transfer added to the compute.",
+    "hidden: the share of the cut's own transfer alone that is not exposed, negative where more is than that takes.",
+    "slower: what the transfer added to the compute.",
     "waited for: the end waited for compute up to that layer, then for so many transfers one after another.",
     "pays from: by the model, the shortest prompt at which the cut is no slower than serial (all layers at once).",
 )
@@ -71,8 +73,12 @@ def _compute(pipeline: Record) -> str:
     compute = pipeline["compute"]
     how = {"timed": "with the CPU free", "spin": "holding a core"}.get(compute["kind"], "in torch")
     mfu = f" MFU {100 * compute['mfu']:.0f} % of the peak measured here." if "mfu" in compute else ""
+    chunked = "".join(
+        f", {milliseconds(one['alone_p50_ns'])} ms in chunks of {one['chunk_tokens']:,} tokens"
+        for one in compute.get("chunked", ())
+    )
     return (
-        f"Compute alone {milliseconds(compute['alone_p50_ns'])} ms: {counted(compute['layers'], 'layer')} of "
+        f"Compute alone {milliseconds(compute['alone_p50_ns'])} ms{chunked}: {counted(compute['layers'], 'layer')} of "
         f"{milliseconds(compute['layer_ns'])} ms {how}; a layer's time: {plain(compute['source'])}.{mfu} "
         f"{counted(pipeline['rounds'], 'sample')} of each cut, in turn."
     )

@@ -22,11 +22,14 @@ def check_pipeline(row: dict[str, Any], cuts: list[str]) -> dict[str, Any]:
     assert (compute["layers"], compute["layer_ns"]) == (LAYERS, LAYER_MS * NS)
     assert compute["alone_p50_ns"] >= LAYERS * LAYER_MS * NS
     assert found["rounds"] == len(compute["alone_samples_ns"]) >= 3
+    alone_ns = {one["chunk_tokens"]: one["alone_p50_ns"] for one in compute["chunked"]}
+    alone_ns[None] = compute["alone_p50_ns"]
+    assert set(alone_ns) == {None, *(cut["chunk_tokens"] for cut in found["cuts"])}
     for cut in found["cuts"]:
         assert len(cut["total_samples_ns"]) == len(cut["compute_samples_ns"]) == len(cut["alone_samples_ns"])
         assert cut["total_p50_ns"] == round(float(np.median(cut["total_samples_ns"])))
         assert all(a >= b for a, b in zip(cut["total_samples_ns"], cut["compute_samples_ns"], strict=True))
-        assert cut["exposed_ns"] == max(0, cut["total_p50_ns"] - compute["alone_p50_ns"])
+        assert cut["exposed_ns"] == max(0, cut["total_p50_ns"] - alone_ns[cut["chunk_tokens"]])
         critical = cut["critical"]
         assert len(critical["ready_ns"]) == len(critical["usable_ns"]) == cut["sends"]
         if row["backend"] != "null":

@@ -62,3 +62,17 @@ def test_what_is_hidden_is_a_share_of_the_cut_s_own_transfer() -> None:
     assert round(cuts["1"]["hidden_share"], 3) == round(1 - 4.7 / 17.5, 3)
     assert cuts["2"]["hidden_share"] == -0.25  # slower than with nothing to wait for
     assert cuts["32"]["hidden_share"] == 0
+
+
+def test_what_chunks_cost_is_not_the_transfer_s_doing() -> None:
+    """Compute in chunks takes a quarter longer, with something to send or without."""
+    pair = SteadyPair({"1": (10, 2), "1x16": (10, 2), "4x16": (10, 3), "32": (10, 10)}, chunk_factor=1.25)
+    found = measured(pair, Cut(1), Cut(1, 16), Cut(4, 16))
+    compute, cuts = found["compute"], by_name(found)
+    assert compute["alone_p50_ns"] == COMPUTE_MS * MS
+    (chunked,) = compute["chunked"]
+    assert (chunked["chunk_tokens"], chunked["alone_p50_ns"]) == (16, round(1.25 * COMPUTE_MS * MS))
+    assert len(chunked["alone_samples_ns"]) == found["rounds"]
+    assert cuts["1x16"]["total_p50_ns"] == cuts["1"]["total_p50_ns"] + COMPUTE_MS * MS // 4
+    assert [cuts[name]["exposed_ns"] for name in ("1", "1x16", "4x16")] == [2 * MS, 2 * MS, 3 * MS]
+    assert {cut["slowdown"] for cut in cuts.values()} == {0}

@@ -10,6 +10,7 @@ from rich.console import Console
 from kvxfer.result.pipeline_table import render_pipelines
 
 MS = 1_000_000
+ALONE_IN_CHUNKS = {"chunk_tokens": 256, "alone_p50_ns": 85 * MS}
 
 
 def cut(layers: int, total_ms: int, **more: Any) -> dict[str, Any]:
@@ -73,9 +74,10 @@ def test_ties_chunks_and_serial_as_the_best_are_said() -> None:
     chunked = cut(
         4, 121, cut="4x256", chunk_tokens=256, critical={"computed_chunk": 1, "computed_layer": 3, "sends_after": 2}
     )
-    text = printed([chunked, cut(8, 120)], "8", ["4x256"], kind="layers", mfu=0.5)
+    text = printed([chunked, cut(8, 120)], "8", ["4x256"], kind="layers", mfu=0.5, chunked=[ALONE_IN_CHUNKS])
     said = " ".join(text.split())
     assert "chunk 2, layer 4 + 2" in said
     assert "Best of these: 8, total 120 ms, serial itself; not to be told from it: 4x256." in said
+    assert "Compute alone 80.0 ms, 85.0 ms in chunks of 256 tokens: 8 layers" in said
     assert "in torch" in said
     assert "MFU 50 % of the peak measured here." in said
