@@ -196,7 +196,7 @@ class BuildLayer(Message, frozen=True):
 
 class LayerBuilt(Message, frozen=True):
     samples_ns: list[int]  # of the layer over the whole prompt
-    peak_flop_s: float
+    peak_flop_s: float | None  # None on a GPU
     how: str
 
 

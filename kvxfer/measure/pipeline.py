@@ -101,9 +101,10 @@ class PipelineRun:
             "how": built.how,
             "layer_samples_ns": built.samples_ns,
             "flop": widths.flop(self._tokens),
-            "peak_flop_s": built.peak_flop_s,
-            "mfu": widths.flop(self._tokens) / (self._layer_ns / 1e9) / built.peak_flop_s,
         }
+        if built.peak_flop_s is not None:
+            self._built["peak_flop_s"] = built.peak_flop_s
+            self._built["mfu"] = widths.flop(self._tokens) / (self._layer_ns / 1e9) / built.peak_flop_s
 
     def _cuts(self) -> list[Cut]:
         """Those asked for, as far as they differ for this prompt, and serial."""

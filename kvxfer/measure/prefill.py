@@ -29,7 +29,8 @@ NO_TORCH = "--compute layers needs torch, which is not installed here; `pip inst
 
 SAMPLES = 5
 PEAK_WIDTH = 1024
-"""Of the square matrices whose product is the machine's peak, which MFU refers to."""
+"""Of the square matrices whose product is a CPU's peak, which MFU refers to. A GPU's is not that of one small product
+that is waited for, but of many large ones in flight: none is measured there, and no MFU told."""
 
 LARGEST_WIDTH = 1 << 20
 
@@ -108,10 +109,10 @@ def computing(layer: Layer, layers: int, chunks: Sequence[int]) -> Iterator[_nat
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """One layer over the whole prompt, warm; the machine's peak in FLOP/s, in the same number format."""
+    """One layer over the whole prompt, warm; a CPU's peak in FLOP/s, in the same number format. None on a GPU."""
 
     samples_ns: list[int]
-    peak_flop_s: float
+    peak_flop_s: float | None
     how: str  # "float32 on 2 CPU threads"
 
 
@@ -161,17 +162,19 @@ class Layer:
         self._input = torch.randn(tokens, w.hidden, generator=generator, **self._options)
 
     def measure(self) -> LayerTimes:
-        """Warm times of the layer over the whole prompt, and the peak."""
+        """Warm times of the layer over the whole prompt, and a CPU's peak."""
         torch = self._torch
-        square = torch.randn(PEAK_WIDTH, PEAK_WIDTH, **self._options)
         with torch.inference_mode():
             samples = self._timed(lambda: self._forward(self._input, 0))
+            if self._on_gpu:
+                return LayerTimes(samples, None, "bfloat16 on a GPU")
+            square = torch.randn(PEAK_WIDTH, PEAK_WIDTH, **self._options)
             peak = self._timed(lambda: square @ square)
         threads = torch.get_num_threads()
         return LayerTimes(
             samples_ns=samples,
             peak_flop_s=2.0 * PEAK_WIDTH**3 / (min(peak) / 1e9),
-            how="bfloat16 on a GPU" if self._on_gpu else f"float32 on {threads} CPU thread{'s' * (threads != 1)}",
+            how=f"float32 on {threads} CPU thread{'s' * (threads != 1)}",
         )
 
     def prefill(self, layers: int, chunks: Sequence[int], layer_done: Callable[[], bool]) -> None:

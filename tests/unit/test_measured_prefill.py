@@ -74,8 +74,18 @@ def test_times_and_peak() -> None:
     times = Layer(SMALL, 24, ROOM).measure()
     assert len(times.samples_ns) == prefill.SAMPLES
     assert min(times.samples_ns) > 0
+    assert times.peak_flop_s is not None
     assert times.peak_flop_s > 0
     assert times.how.startswith("float32 on ")
+
+
+def test_a_gpu_has_no_peak_of_a_small_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer(SMALL, 24, ROOM)
+    monkeypatch.setattr(layer, "_on_gpu", True)
+    monkeypatch.setattr(layer, "_finish", lambda: None)
+    times = layer.measure()
+    assert (times.peak_flop_s, times.how) == (None, "bfloat16 on a GPU")
+    assert len(times.samples_ns) == prefill.SAMPLES
 
 
 def test_all_layers_of_all_chunks_are_computed_until_nobody_wants_them() -> None:

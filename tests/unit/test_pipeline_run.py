@@ -9,9 +9,9 @@ import numpy as np
 
 from kvxfer.cache.sends import Cut
 from kvxfer.cache.spec import CacheSpec
-from kvxfer.control.messages import Pipelined
+from kvxfer.control.messages import LayerBuilt, Pipelined
 from kvxfer.measure.pipeline import PipelineRun
-from kvxfer.measure.request import Effort, Pipelining, Row
+from kvxfer.measure.request import ComputeKind, Effort, Pipelining, Row
 from kvxfer.model.dtypes import resolve_dtype
 from kvxfer.model.presets import load_model
 
@@ -25,10 +25,14 @@ class SteadyPair:
     """Every sample of a cut takes its time: (the sends alone, exposed behind compute), in ms."""
 
     row = ROW
+    peak_flop_s: float | None = None
 
     def __init__(self, times: dict[str, tuple[float, float]], chunk_factor: float = 1.0) -> None:
         self._times = times
         self._chunk_factor = chunk_factor  # of compute in chunks, to that of the whole prompt
+
+    def build_layer(self, _: object) -> LayerBuilt:
+        return LayerBuilt([LAYER_NS], self.peak_flop_s, "as here")
 
     def run_verified(self, request: Callable[[], object]) -> None:
         request()
@@ -47,8 +51,8 @@ def _times(ns: float) -> bytes:
     return np.array([round(ns)], np.int64).tobytes()
 
 
-def measured(pair: Any, *cuts: Cut) -> dict[str, Any]:
-    asked = Pipelining(cuts, "timed", {ROW.tokens: LAYER_NS}, "--compute")
+def measured(pair: Any, *cuts: Cut, compute: ComputeKind = "timed") -> dict[str, Any]:
+    asked = Pipelining(cuts, compute, {ROW.tokens: LAYER_NS}, "--compute")
     return PipelineRun(pair, asked, Effort(max_seconds=0)).run(lambda _: None)
 
 
@@ -76,3 +80,11 @@ def test_what_chunks_cost_is_not_the_transfer_s_doing() -> None:
     assert cuts["1x16"]["total_p50_ns"] == cuts["1"]["total_p50_ns"] + COMPUTE_MS * MS // 4
     assert [cuts[name]["exposed_ns"] for name in ("1", "1x16", "4x16")] == [2 * MS, 2 * MS, 3 * MS]
     assert {cut["slowdown"] for cut in cuts.values()} == {0}
+
+
+def test_without_a_peak_there_is_no_mfu() -> None:
+    pair = SteadyPair({"1": (10, 2), "32": (10, 10)})
+    compute = measured(pair, Cut(1), compute="layers")["compute"]
+    assert (compute["layer_samples_ns"], "mfu" in compute, "peak_flop_s" in compute) == ([LAYER_NS], False, False)
+    pair.peak_flop_s = 2 * compute["flop"] / (LAYER_NS / 1e9)
+    assert measured(pair, Cut(1), compute="layers")["compute"]["mfu"] == 0.5
