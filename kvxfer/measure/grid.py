@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from kvxfer.cache.tables import run_count
 from kvxfer.cost.points import Role
 from kvxfer.errors import UsageError
 from kvxfer.measure.request import Row
@@ -49,11 +50,11 @@ DESIGN = (
 
 def design(row: Row) -> list[tuple[Role, Row]]:
     """The grid up to `row`, the longest prompt: without what this cache cannot be cut into, and nothing twice."""
-    found: dict[tuple[int, int, int, float], tuple[Role, Row]] = {}
+    found: dict[tuple[int, int, tuple[int, ...], tuple[int, ...]], tuple[Role, Row]] = {}
     for place in DESIGN:
         for one in _placed(place, row):
-            blocks = max(one.blocks)
-            known = (blocks, one.spec.block_size, one.inflight, one.fragmentation if blocks > 1 else 1.0)
+            runs = tuple(run_count(blocks, one.fragmentation) for blocks in one.blocks)
+            known = (one.spec.block_size, one.inflight, tuple(one.blocks), runs)
             found.setdefault(known, (place.role, one))
     return list(found.values())
 

@@ -29,6 +29,11 @@ def descriptors(row: Row) -> int:
     return run_count(row.blocks[0], row.fragmentation) * row.shape.layers
 
 
+def runs(row: Row) -> tuple[int, ...]:
+    """Of each group of layers."""
+    return tuple(run_count(blocks, row.fragmentation) for blocks in row.blocks)
+
+
 def test_the_unknowns_can_be_told_apart() -> None:
     """Time, descriptors and bytes as columns, each request's share: none is nearly a sum of the others."""
     rows = of_role(design(longest()), "fit")
@@ -66,8 +71,15 @@ def test_every_request_is_one_and_none_is_there_twice(tokens: int, block_size: i
         assert one.tokens <= tokens
         assert one.bytes > 0
         assert (one.backend, one.op, one.seed) == (row.backend, row.op, row.seed)
-    known = [(tuple(one.blocks), one.spec.block_size, one.inflight, one.fragmentation) for _, one in grid]
+    known = [(tuple(one.blocks), one.spec.block_size, one.inflight, runs(one)) for _, one in grid]
     assert len(set(known)) == len(known)
+
+
+def test_what_is_held_out_is_not_fitted_under_another_fragmentation() -> None:
+    """Two blocks are one run with a fragmentation of 0.25 as with 0."""
+    grid = design(longest(tokens=256))
+    two_blocks = [role for role, row in grid if row.blocks == [2] and row.spec.block_size == 16 and runs(row) == (1,)]
+    assert two_blocks == ["fit"]
 
 
 @pytest.mark.parametrize("tokens", [16, 100])
