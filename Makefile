@@ -34,7 +34,9 @@ peers: install
 cost-model: install
 	$(BIN)/python bench/cost_model.py
 
-test: lint test-native test-python
+# Side by side: each waits for something much of its time.
+test: install-dev
+	$(MAKE) --jobs=2 --output-sync=target lint test-native test-python
 
 test-full: sanitize test-slow
 
@@ -93,7 +95,8 @@ test-rdma: install-dev
 fuzz: install-dev
 	$(BIN)/pytest -m slow tests/fuzz/test_search.py
 
-sanitize: sanitize-address sanitize-thread
+sanitize: install-dev
+	$(MAKE) --jobs=2 --output-sync=target sanitize-address sanitize-thread
 
 sanitize-address: SANITIZE := address,undefined
 sanitize-thread: SANITIZE := thread
