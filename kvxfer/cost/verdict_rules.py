@@ -196,6 +196,11 @@ def strict_itl(situation: Situation) -> Finding:
         why = f"colocated with {_words(best)} the p99 ITL is {itl:,.0f} ms, within the target of {target:g}"
         why += f" (the longest stall is {longest:,.0f} ms)"
         return Finding(False, why, numbers, {}, (), rests_on)
+    if ENGINES in rests_on and any(_only_overloaded(mode, target) for mode in situation.modes):
+        why = "one engine cannot keep up with this load; what prefill does to the ITL where enough do is not known"
+        return _open(why, ("--total-gpus",), numbers)
+    if (unheld := _unheld(situation)) is not None:
+        return Finding(unheld.holds, unheld.why, numbers | unheld.numbers, {}, unheld.needs, rests_on)
     told = "; ".join(f"{_words(mode)}: {_itl(mode)}" for mode in situation.modes)
     why = f"colocated the p99 ITL misses the target of {target:g} ms ({told}); decode alone takes {step_ms:g}"
     return Finding(True, why, numbers, {}, (), rests_on)
@@ -212,6 +217,8 @@ def parallelism_differs(situation: Situation) -> Finding:
     numbers |= {"pp_prefill": prefill.pp, "pp_decode": decode.pp}
     differs = any(max(pair) >= CLEARLY * min(pair) for pair in ((prefill.tp, decode.tp), (prefill.pp, decode.pp)))
     why = f"prefill has TP {prefill.tp} and PP {prefill.pp}, decode TP {decode.tp} and PP {decode.pp}"
+    if differs and (unheld := _unheld(situation)) is not None:
+        return Finding(unheld.holds, f"{why}; {unheld.why}", numbers | unheld.numbers, thresholds, unheld.needs)
     return Finding(differs, why, numbers, thresholds)
 
 
@@ -223,13 +230,31 @@ def fast_links(situation: Situation) -> Finding:
     numbers: dict[str, Number] = {"gbit": path.gbit, "percent": path.percent, "path_busy": path.busy}
     thresholds = {"fast_gbit": FAST_GBIT, "small_percent": SMALL_PERCENT, "large_percent": LARGE_PERCENT}
     why, rests_on = _path(path), _path_rests_on(situation)
-    if path.busy is not None and path.busy >= 1:
-        why += f"; the load would keep it busy {path.busy:.0%} of the time, more than it can carry"
-        return Finding(False, why, numbers, thresholds, (), rests_on)
     if path.measured:
-        return Finding(path.percent <= SMALL_PERCENT, why, numbers, thresholds, (), rests_on)
-    fast = path.gbit >= FAST_GBIT and path.percent < LARGE_PERCENT
+        fast = path.percent <= SMALL_PERCENT
+    else:
+        fast = path.gbit >= FAST_GBIT and path.percent < LARGE_PERCENT
+    if fast and (unheld := _unheld(situation)) is not None:
+        why, numbers = f"{why}; {unheld.why}", numbers | unheld.numbers
+        return Finding(unheld.holds, why, numbers, thresholds, unheld.needs, rests_on)
     return Finding(fast, why, numbers, thresholds, (), rests_on)
+
+
+def _unheld(situation: Situation) -> Finding | None:
+    """What keeps a split from carrying the load, whatever speaks for it: this path, or a prefill pool that can grow."""
+    path, prefill = situation.path, situation.pools.prefill_busy
+    if path is not None and path.busy is not None and path.busy >= 1:
+        why = f"the load would keep the path busy {path.busy:.0%} of the time, more than it can carry"
+        return Finding(False, why, {"path_busy": path.busy})
+    if prefill is not None and prefill >= 1:
+        why = f"the prefill pool of the split cannot keep up: the load takes {prefill:.0%} of its time"
+        return _open(why, ("--prefill-gpus that hold the load",), {"prefill_busy": prefill})
+    return None
+
+
+def _only_overloaded(mode: Mode, target: float) -> bool:
+    """Whether all that keeps this way to run from the target is that prefill cannot keep up."""
+    return mode.overloaded and (mode.itl_p99_ms is None or mode.itl_p99_ms <= target)
 
 
 def _open(

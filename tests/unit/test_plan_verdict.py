@@ -153,6 +153,17 @@ def test_a_strict_target_is_a_strong_candidate(capsys: Captured) -> None:
     assert rule_of(document["verdict"]["cases"][0], "strict ITL")["holds"] is False  # chunks of 512 do
 
 
+def test_an_overload_speaks_for_no_split(capsys: Captured) -> None:
+    argv = ["--model", "70b", "--link", "400", *SERVED, "--rate", "20", "--itl-target-ms", "500"]
+    document = planned(capsys, *argv)
+    rule = rule_of(document["verdict"]["cases"][0], "strict ITL")
+    assert (rule["holds"], rule["needs"]) == (None, ["--total-gpus"])
+    document = planned(capsys, *argv, "--prefill-gpus", "4", "--decode-gpus", "4", "--rate", "1000")
+    assert document["verdict"]["answer"] == "undetermined"
+    assert any("the prefill pool is too small" in reason for reason in document["verdict"]["reasons"])
+    assert rule_of(document["verdict"]["cases"][0], "strict ITL")["holds"] is False  # the path is too narrow too
+
+
 def test_parallelism_that_is_named_counts(capsys: Captured) -> None:
     argv = [*ARTICLE, *SERVED, *POOLS, "--link", "150", "--itl-target-ms", "1000"]
     same = planned(capsys, *argv, "--tp-prefill", "4", "--tp-decode", "4")

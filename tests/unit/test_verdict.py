@@ -15,6 +15,7 @@ from kvxfer.cost.pools import Cluster, Pools
 from kvxfer.cost.split import PathCost
 from kvxfer.cost.verdict import RULES, decide
 from kvxfer.cost.verdict_rules import (
+    ENGINES,
     LINE_RATE,
     PREFILL,
     Finding,
@@ -194,6 +195,28 @@ def test_strict_itl() -> None:
     assert found(strict_itl(changed(itl_target_ms=29))) is False
     nothing = changed(itl_target_ms=None, step_ms=None, load=Load([1], "here"), modes=[])
     assert found(strict_itl(nothing), ["--itl-target-ms", "--decode-step-ms", "--rate"]) is None
+
+
+def test_an_overload_of_engines_that_are_assumed_is_no_missed_target() -> None:
+    """More engines would keep up, with chunks that meet it; where none would meet it, they do not help."""
+    overload = [mode(None, None, busy=3.0), mode(512, 80, busy=4.0)]
+    one = changed(modes=overload, assumed=frozenset({ENGINES}))
+    assert found(strict_itl(one), ["--total-gpus"]) is None
+    assert found(strict_itl(changed(modes=overload))) is True
+    assert found(strict_itl(changed(modes=[mode(None, 750), mode(512, 120)], assumed=frozenset({ENGINES})))) is True
+
+
+@pytest.mark.parametrize("name", ["strict ITL", "parallelism", "fast links"])
+def test_nothing_speaks_for_a_split_that_cannot_hold_the_load(name: str) -> None:
+    (rule,) = (rule for rule in RULES if rule.name == name)
+    situation = changed(**HOLDS[name])
+    small = replace(situation, pools=pools(prefill_busy=1.0))
+    assert found(rule.find(small), ["--prefill-gpus that hold the load"]) is None
+    assert decide(small).answer == "undetermined"
+    assert situation.path is not None
+    narrow = replace(situation, path=replace(situation.path, busy=1.0))
+    assert found(rule.find(narrow)) is False
+    assert decide(narrow).answer == "no ground to split"
 
 
 @pytest.mark.parametrize(
