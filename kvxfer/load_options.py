@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from kvxfer.asked import LARGEST_TOKENS, Asked, Options
 from kvxfer.cache.layout import Ranks
 from kvxfer.cost.load import Load
-from kvxfer.cost.load_file import read_load
+from kvxfer.cost.load_file import PER_S, TraceUnit, read_load
 from kvxfer.cost.pools import Cluster, make_cluster
 from kvxfer.cost.prefill_file import read_prefill_times
 from kvxfer.cost.prefill_source import PrefillRate, PrefillSource
@@ -30,6 +30,9 @@ class LoadOptions:
     lengths: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="prompt lengths, one a line, or a trace as Mooncake's or Azure's [--tokens]"),
+    ] = None
+    trace_unit: Annotated[
+        str | None, typer.Option(metavar="ms|s", help="of a trace's timestamps that are numbers [ms if they are whole]")
     ] = None
     rate: Annotated[
         str | None, typer.Option(metavar="X", help="requests per second that the service is offered [the trace's]")
@@ -121,7 +124,10 @@ def read_load_options(options: LoadOptions, shared: Options, asked: Asked, token
 def _load(options: LoadOptions, asked: Asked) -> Load:
     load = Load(asked.tokens, "the prompts of --tokens, equally often")
     if options.lengths is not None:
-        load = read_load(options.lengths)
+        unit = None if options.trace_unit is None else parse_choice(options.trace_unit, "--trace-unit", PER_S)
+        load = read_load(options.lengths, cast("TraceUnit | None", unit))
+    elif options.trace_unit is not None:
+        raise UsageError("--trace-unit says how to read the trace of --lengths, and there is none; give both")
     if options.output_tokens is not None:
         tokens = parse_float(options.output_tokens, "--output-tokens", 0, LARGEST_TOKENS, above_low=True)
         load = replace(load, outputs=[tokens])

@@ -230,10 +230,7 @@ def fast_links(situation: Situation) -> Finding:
     numbers: dict[str, Number] = {"gbit": path.gbit, "percent": path.percent, "path_busy": path.busy}
     thresholds = {"fast_gbit": FAST_GBIT, "small_percent": SMALL_PERCENT, "large_percent": LARGE_PERCENT}
     why, rests_on = _path(path), _path_rests_on(situation)
-    if path.measured:
-        fast = path.percent <= SMALL_PERCENT
-    else:
-        fast = path.gbit >= FAST_GBIT and path.percent < LARGE_PERCENT
+    fast = path.percent <= SMALL_PERCENT if path.measured else path.gbit >= FAST_GBIT and path.percent < LARGE_PERCENT
     if fast and (unheld := _unheld(situation)) is not None:
         why, numbers = f"{why}; {unheld.why}", numbers | unheld.numbers
         return Finding(unheld.holds, why, numbers, thresholds, unheld.needs, rests_on)

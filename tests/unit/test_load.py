@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvxfer.cost.load import DRAWN, Load
-from kvxfer.cost.load_file import read_load
+from kvxfer.cost.load_file import TraceUnit, read_load
 from kvxfer.errors import UsageError
 
 MOONCAKE = [
@@ -23,10 +23,16 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 """
 
 
-def read(tmp_path: Path, text: str) -> Load:
+QWEN = [
+    {"chat_id": 159, "timestamp": 61, "input_length": 521, "output_length": 132, "type": "text", "turn": 1},
+    {"chat_id": 160, "timestamp": 62, "input_length": 600, "output_length": 132, "type": "text", "turn": 1},
+]
+
+
+def read(tmp_path: Path, text: str, unit: TraceUnit | None = None) -> Load:
     path = tmp_path / "load"
     path.write_text(text)
-    return read_load(str(path))
+    return read_load(str(path), unit)
 
 
 def test_lengths_one_a_line(tmp_path: Path) -> None:
@@ -60,6 +66,29 @@ def test_azures_names_in_json_lines(tmp_path: Path) -> None:
         '{"TIMESTAMP": "2024-05-10T00:00:01.009930Z", "ContextTokens": 2399, "GeneratedTokens": 6}\n',
     )
     assert load.requests_per_s == pytest.approx(1)
+
+
+def test_numbers_have_the_unit_that_is_said(tmp_path: Path) -> None:
+    qwen, mooncake = ("\n".join(map(json.dumps, trace)) for trace in (QWEN, MOONCAKE))
+    assert read(tmp_path, qwen, "s").requests_per_s == pytest.approx(1)
+    assert read(tmp_path, qwen, "ms").requests_per_s == pytest.approx(1000)
+    assert read(tmp_path, mooncake, "ms") == read(tmp_path, mooncake)
+    assert read(tmp_path, '{"input_length": 1, "timestamp": 0.5}', "s").prompts == [1]
+    assert read(tmp_path, AZURE, "ms").arrivals_s == read(tmp_path, AZURE).arrivals_s  # a date has none
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(QWEN[0]),
+        '{"input_length": 5, "timestamp": 0}\n{"input_length": 5, "timestamp": 61.8}',
+        '{"input_length": 5, "timestamp": 1764460800}',
+    ],
+    ids=["Qwen's", "fractions", "since 1970"],
+)
+def test_numbers_that_may_be_seconds_are_asked_about(text: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="say --trace-unit s, or ms"):
+        read(tmp_path, text)
 
 
 def test_a_trace_may_lack_times_and_answers(tmp_path: Path) -> None:

@@ -311,6 +311,8 @@ def test_unknown_parameters_leave_the_verdict_open(tmp_path: Path, capsys: Captu
         (["--prefill-extrapolate"], "--prefill-csv"),
         (["--prefill-csv", "/nonexistent.csv"], "/nonexistent.csv"),
         (["--prefill-csv", "/nonexistent.csv", "--prefill-tokens-per-s", "1"], "give one"),
+        (["--trace-unit", "s"], "--lengths"),
+        (["--lengths", "/nonexistent.jsonl", "--trace-unit", "min"], "--trace-unit"),
         (["--lengths", "/nonexistent.jsonl"], "/nonexistent.jsonl"),
         (["--lengths", "/"], "Is a directory"),
     ],
