@@ -79,7 +79,7 @@ class LoadOptions:
 class Offered:
     """What the user said of the service, checked; None where nothing was said.
 
-    from_file: the load is that of a file. ranks are the sides' ranks where the user named any. given is the prefill
+    from_file: the load is that of a file. ranks are the sides' ranks where the user named both. given is the prefill
     that the user measured.
     """
 
@@ -105,18 +105,19 @@ def read_load_options(options: LoadOptions, shared: Options, asked: Asked, token
         asked = replace(asked, tokens=list(dict.fromkeys(load.percentile(percent) for percent in (50, 90, 99))))
     fixed_ms = parse_float(options.fixed_ms, "--fixed-ms", 0, LARGEST_MS)
     asked = replace(asked, assumptions=replace(asked.assumptions, fixed_ms=fixed_ms))
-    named = (shared.tp_prefill, shared.tp_decode, shared.pp_prefill, shared.pp_decode)
+    prefill_named = shared.tp_prefill is not None or shared.pp_prefill is not None
+    decode_named = shared.tp_decode is not None or shared.pp_decode is not None
     objective = options.objective
     return asked, Offered(
         load=load,
         from_file=options.lengths is not None,
-        cluster=_cluster(options, asked),
+        cluster=_cluster(options, asked, decode_named),
         objective=None if objective is None else parse_choice(objective, "--objective", ["latency", "throughput"]),
         itl_target_ms=_positive(options.itl_target_ms, "--itl-target-ms", LARGEST_MS),
         step_ms=_positive(options.decode_step_ms, "--decode-step-ms", LARGEST_MS),
         chunks=parse_int_list(options.chunk, "--chunk", SMALLEST_CHUNK, LARGEST_TOKENS),
         kv_memory_gb=_positive(options.kv_memory_gb, "--kv-memory-gb", 1e6),
-        ranks=None if all(text is None for text in named) else (asked.prefill, asked.decode),
+        ranks=(asked.prefill, asked.decode) if prefill_named and decode_named else None,
         given=_given(options),
     )
 
@@ -134,14 +135,16 @@ def _load(options: LoadOptions, asked: Asked) -> Load:
     return replace(load, rate=_positive(options.rate, "--rate", 1e9))
 
 
-def _cluster(options: LoadOptions, asked: Asked) -> Cluster:
+def _cluster(options: LoadOptions, asked: Asked, decode_named: bool) -> Cluster:
+    """An engine of decode takes the ranks that were named, and else as many GPUs as one of prefill."""
+
     def gpus(text: str | None, name: str) -> int | None:
         return None if text is None else parse_int(text, name, high=LARGEST_GPUS)
 
     engine = asked.assumptions.gpus
     return make_cluster(
         prefill_instance=engine,
-        decode_instance=asked.decode.count if asked.decode.count > 1 else engine,
+        decode_instance=asked.decode.count if decode_named else engine,
         prefill=gpus(options.prefill_gpus, "--prefill-gpus"),
         decode=gpus(options.decode_gpus, "--decode-gpus"),
         total=gpus(options.total_gpus, "--total-gpus"),

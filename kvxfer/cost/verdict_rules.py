@@ -63,8 +63,9 @@ class Finding:
 class Situation:
     """All that the rules look at: one load on one cluster, over one path in one dtype; None where not said.
 
-    modes are what colocated engines do under the load. ranks are those of prefill and decode that were named as each
-    side's best. path is None without a prefill to set it against. assumed are the assumptions of the figures.
+    modes are what colocated engines do under the load. ranks are those of prefill and decode, where those
+    that are best for each were named. path is None without a prefill to set it against. assumed are the assumptions of
+    the figures.
     """
 
     objective: str | None

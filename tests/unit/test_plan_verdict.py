@@ -170,7 +170,16 @@ def test_parallelism_that_is_named_counts(capsys: Captured) -> None:
     assert same["verdict"]["answer"] == "no ground to split"
     other = planned(capsys, *argv, "--tp-prefill", "4", "--tp-decode", "8")
     assert other["verdict"]["answer"] == "strong candidate"
-    assert planned(capsys, *argv)["verdict"]["answer"] == "undetermined"
+    for one_side in ([], ["--tp-prefill", "8"], ["--pp-decode", "8"]):
+        assert planned(capsys, *argv, *one_side)["verdict"]["answer"] == "undetermined"
+
+
+def test_ranks_that_are_named_make_the_engine(capsys: Captured) -> None:
+    """One of decode is as large as prefill's only where nothing was said of it."""
+    argv = [*ARTICLE, *SERVED, "--tp-prefill", "4", "--prefill-gpus", "4", "--decode-gpus", "4"]
+    for more, engines in (([], 1), (["--tp-decode", "1"], 4), (["--pp-decode", "1"], 4), (["--tp-decode", "2"], 2)):
+        decode = planned(capsys, *argv, *more)["plan"]["pools"]["decode"]
+        assert (decode["instances"], decode["batch"]) == (engines, pytest.approx(18 / engines))
 
 
 def test_what_is_missing_is_asked_for_in_its_row(capsys: Captured) -> None:
