@@ -19,7 +19,7 @@ def read_prefill_times(path: str, extrapolate: bool) -> PrefillTimes:
     """The times in a file: `8192,717.5` in ms, or in the unit that ends a header's second name (prefill_ms, time_s).
 
     Of several times of one length the median counts. Raises UsageError that names the line when there is none, a line
-    is no length and time, or a longer prompt takes less time.
+    is no length and time, or a longer prompt takes no more time.
     """
     lines = read_lines(path, "--prefill-csv", REMEDY)
     unit = 1.0
@@ -33,12 +33,12 @@ def read_prefill_times(path: str, extrapolate: bool) -> PrefillTimes:
         raise wrong_line(path, 1, "nothing follows the header", REMEDY)
     points = [(tokens, _median(several)) for tokens, several in sorted(times.items())]
     for (shorter, less), (longer, more) in pairwise(points):
-        if more < less:
+        if more <= less:
             raise wrong_line(
                 path,
                 next(number for number, line in lines if _length_and_time(path, number, line)[0] == longer),
                 f"{longer:,} tokens take {more:g} ms, and {shorter:,} tokens {less:g} ms",
-                "a longer prompt takes no less; measure again, warm and with more repetitions",
+                "a longer prompt takes more; measure again, warm and with more repetitions",
             )
     return PrefillTimes(points, path, extrapolate)
 

@@ -134,8 +134,18 @@ def prefill_sources(
 
 
 def prompt_ms(source: PrefillSource, assumptions: Assumptions, tokens: int) -> float:
-    """Milliseconds of what prefill computes of a prompt: all but what its prefix cache holds."""
-    return source.between_ms(assumptions.cached_tokens(tokens), tokens)
+    """Milliseconds of what prefill computes of a prompt: all but what its prefix cache holds.
+
+    Raises UsageError where that takes no time, beside which nothing can be set.
+    """
+    cached = assumptions.cached_tokens(tokens)
+    milliseconds = source.between_ms(cached, tokens)
+    if milliseconds <= 0:
+        raise UsageError(
+            f"the last {tokens - cached:,.6g} of {tokens:,} tokens take no time by {source.named()}; give times that "
+            "rise with the length"
+        )
+    return milliseconds
 
 
 def _without_embedding(shape: ModelShape, active: float, source: str) -> float:

@@ -63,6 +63,13 @@ def test_outside_the_lengths_there_is_no_time_unless_that_is_said(tokens: int) -
     assert "extrapolated" in beyond.named()
 
 
+def test_tokens_that_take_no_time_are_refused() -> None:
+    """As where the times of a file are alike but for rounding: nothing can be set against no time."""
+    alike = PrefillTimes([(1, 1e11), (10**8, 1e11 + 1e-5)], "times.csv")
+    with pytest.raises(UsageError, match="take no time by given: 2 lengths"):
+        prompt_ms(alike, Assumptions(prefix_hit_prefill=0.999999), 1000)
+
+
 def test_extrapolation_keeps_the_first_rate_and_the_last_slope() -> None:
     beyond = PrefillTimes(TIMES.points, "times.csv", extrapolate=True)
     assert beyond.between_ms(0, 10) == pytest.approx(1)
@@ -91,6 +98,7 @@ def test_the_header_names_the_unit(header: str, factor: float, tmp_path: Path) -
         ("1000,nan\n", "line 1: '1000,nan'"),
         ("0,1\n", "line 1: '0,1'"),
         ("1000,10,3\n", "line 1: '1000,10,3'"),
+        ("1024,92\n8192,92\n", "line 2: 8,192 tokens take 92 ms, and 1,024 tokens 92 ms"),
         ("1000,10\n500,8\n2000,9\n", "line 3: 2,000 tokens take 9 ms, and 1,000 tokens 10 ms"),
     ],
 )
