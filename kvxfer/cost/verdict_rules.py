@@ -155,20 +155,21 @@ def small_cluster(situation: Situation) -> Finding:
 
 
 def slow_links(situation: Situation) -> Finding:
-    """The path is slow, the cache not in one byte, and the transfer more than little beside prefill."""
+    """The path is slow, and the transfer more than little beside prefill, or for a cache in one byte hard to hide."""
     path = situation.path
     if path is None:
         return _no_prefill()
-    fp8 = situation.dtype.bytes == 1
     numbers: dict[str, Number] = {"gbit": path.gbit, "percent": path.percent, "dtype": situation.dtype.name}
     thresholds = {"slow_gbit": SLOW_GBIT, "small_percent": SMALL_PERCENT, "large_percent": LARGE_PERCENT}
     why = _path(path)
-    if fp8 or path.gbit > SLOW_GBIT:
-        fast = f"the cache is {situation.dtype.name}" if fp8 else why
-        return Finding(False, fast, numbers, thresholds, (), () if fp8 else _path_rests_on(situation)[:1])
-    small = path.percent <= SMALL_PERCENT
-    why += ", which is little" if small else f"; {LARGE_PERCENT:g} % is hard to hide"
-    return Finding(not small, why, numbers, thresholds, (), _path_rests_on(situation))
+    rests_on = _path_rests_on(situation)
+    if path.gbit > SLOW_GBIT:
+        return Finding(False, why, numbers, thresholds, (), rests_on[:1])
+    if path.percent <= SMALL_PERCENT:
+        return Finding(False, f"{why}, which is little", numbers, thresholds, (), rests_on)
+    if situation.dtype.bytes == 1 and path.percent < LARGE_PERCENT:
+        return Finding(False, f"the cache is {situation.dtype.name}; {why}", numbers, thresholds, (), rests_on)
+    return Finding(True, f"{why}; {LARGE_PERCENT:g} % is hard to hide", numbers, thresholds, (), rests_on)
 
 
 def strict_itl(situation: Situation) -> Finding:
