@@ -125,6 +125,7 @@ class _Engine:
                 index += 1
             stalls[stall] += 1
             clock += stall
+        stalls[0.0] += self._free_after(clock)
         return self._mode(None, self._busy(times), stalls)
 
     def chunked(self, chunk: int) -> Mode:
@@ -163,7 +164,12 @@ class _Engine:
                 free += steps
                 clock += steps * self.step_ms
             clock += taken[prompt]
-        return free
+        return free + self._free_after(clock)
+
+    def _free_after(self, clock: float) -> int:
+        """Decode steps after the last request, until at their mean rate the next one would come."""
+        until = self.requests[0][0] + len(self.requests) / self.per_ms
+        return max(0, math.floor((until - clock) / self.step_ms))
 
     def _parts(self, prompt: int, chunk: int) -> tuple[range, list[float]]:
         """Numbers of the chunks that a prompt fills from multiple to multiple, and ms of those at its ends."""

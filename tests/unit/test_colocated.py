@@ -43,23 +43,32 @@ def test_whole_prompts_by_hand() -> None:
     """Steps of 10 ms; prompts of 1, 30, 7 and 3 ms come at 0, 5, 12 and 95 ms.
 
     The first step ends at 10. Then 1 and 30 are prefilled, and 7, which has come meanwhile: to 48. Of the next steps
-    the fifth ends at 98, and has 3 after it.
+    the fifth ends at 98, and has 3 after it, to 101. At their rate the next would come at 126.7: two steps without.
     """
     load = Load([1, 30, 7, 3], "here", arrivals_s=[0.0, 0.005, 0.012, 0.095])
     whole, chunked = simulated(load, [10])
     assert whole.stall_max_ms == 38
-    assert whole.stalled == pytest.approx(2 / 6)
-    assert whole.stall_mean_ms == pytest.approx(41 / 6)
+    assert whole.stalled == pytest.approx(2 / 8)
+    assert whole.stall_mean_ms == pytest.approx(41 / 8)
     assert whole.itl_p99_ms == 48
-    # a step with 1 to 11, three with 10 each to 71, one with 7 to 88, one without to 98, one with 3
-    assert chunked.stalled == pytest.approx(6 / 7)
-    assert chunked.stall_mean_ms == pytest.approx(41 / 7)
+    # a step with 1 to 11, three with 10 each to 71, one with 7 to 88, one without to 98, one with 3 to 111, one without
+    assert chunked.stalled == pytest.approx(6 / 8)
+    assert chunked.stall_mean_ms == pytest.approx(41 / 8)
     assert chunked.stall_p99_ms == 10
 
 
 def test_prompts_of_one_step_stall_the_same_token() -> None:
     (whole,) = simulated(Load([1, 1], "here", arrivals_s=[0.0, 0.005]), [])
     assert (whole.stalled, whole.stall_mean_ms) == (1, 2)
+
+
+def test_an_engine_with_one_request_decodes_on_after_it() -> None:
+    """One of twelve, each of which has 364 ms of prefill in 720 s: 71,963 steps of 10 ms, one of them with a stall."""
+    load = Load([364] * 12, "here", arrivals_s=[60.0 * number for number in range(12)])
+    for mode in simulated(load, [512], instances=12):
+        assert mode.stalled == pytest.approx(1 / 71_963, rel=1e-3)
+        assert (mode.stall_p99_ms, mode.stall_max_ms, mode.itl_p99_ms) == (0, 364, 10)
+        assert mode.stall_mean_ms == pytest.approx(Theory(0.364 / 720, 10.0).mean_stall_ms, rel=1e-3)
 
 
 @dataclass(frozen=True)
