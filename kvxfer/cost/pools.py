@@ -43,16 +43,17 @@ class Cluster:
 
     @property
     def too_small(self) -> bool:
-        """Whether the GPUs do not make an instance for each pool."""
-        if 0 in (self.prefill_instances, self.decode_instances):
-            return True
+        """Whether all GPUs together do not make an instance for each pool."""
         return self.total is not None and self.total < self.prefill_instance + self.decode_instance
 
 
 def make_cluster(
     prefill_instance: int, decode_instance: int, prefill: int | None, decode: int | None, total: int | None
 ) -> Cluster:
-    """The GPUs that are not said are the others'. Raises UsageError when they do not add up."""
+    """The GPUs that are not said are the others'.
+
+    Raises UsageError when they do not add up, or make no engine of a pool though there are enough.
+    """
     if total is not None:
         for name, side in (("--prefill-gpus", prefill), ("--decode-gpus", decode)):
             if side is not None and side >= total:
@@ -68,6 +69,13 @@ def make_cluster(
                 "has as many GPUs split as colocated"
             )
         total = prefill + decode
+    if total is None or total >= prefill_instance + decode_instance:
+        for name, side, instance in (("prefill", prefill, prefill_instance), ("decode", decode, decode_instance)):
+            if side is not None and side < instance:
+                raise UsageError(
+                    f"the {name} pool has {side} GPU{'s' * (side > 1)}, and an engine of {name} takes {instance} "
+                    f"(--gpus, --tp-{name}, --pp-{name}); give --{name}-gpus that make one"
+                )
     return Cluster(prefill_instance, decode_instance, prefill, decode, total)
 
 

@@ -135,8 +135,7 @@ def small_cluster(situation: Situation) -> Finding:
     thresholds = {"least_busy": LEAST_BUSY, "least_batch": LEAST_BATCH}
     if cluster.too_small:
         why = f"an engine of prefill takes {cluster.prefill_instance} GPUs and one of decode {cluster.decode_instance}"
-        has = f"{cluster.total} in all" if cluster.total is not None else "a pool with fewer"
-        return Finding(True, f"{why}, and there are {has}", numbers, thresholds)
+        return Finding(True, f"{why}, and there are {cluster.total} in all", numbers, thresholds)
     rests_on = situation.rests_on(PREFILL, LENGTHS)
     if pools.prefill_busy is not None and pools.prefill_busy >= LEAST_BUSY:
         why = f"prefill is busy {pools.prefill_busy:.0%} of the time"

@@ -42,6 +42,22 @@ def test_gpus_that_do_not_add_up(prefill: Any, decode: Any, total: Any, names: s
         make_cluster(4, 4, prefill, decode, total)
 
 
+@pytest.mark.parametrize(
+    ("prefill", "decode", "total", "names"),
+    [
+        (2, 14, None, "prefill pool has 2 GPUs, .* takes 4"),
+        (14, 2, 16, "decode pool has 2 GPUs, .* takes 4"),
+        (14, None, 16, "decode pool has 2 GPUs"),
+        (3, None, None, "prefill pool has 3 GPUs"),
+    ],
+)
+def test_a_pool_without_an_engine_where_there_are_gpus_enough(
+    prefill: Any, decode: Any, total: Any, names: str
+) -> None:
+    with pytest.raises(UsageError, match=names):
+        make_cluster(4, 4, prefill, decode, total)
+
+
 def test_engines_and_clusters_that_are_too_small() -> None:
     assert make_cluster(4, 2, 9, 6, None).prefill_instances == 2
     assert make_cluster(4, 2, 9, 6, None).decode_instances == 3
@@ -49,7 +65,7 @@ def test_engines_and_clusters_that_are_too_small() -> None:
     assert Cluster(4, 4).colocated_instances == 1
     assert not Cluster(4, 4).too_small
     assert make_cluster(4, 4, None, None, 7).too_small
-    assert make_cluster(4, 4, 3, 5, None).too_small
+    assert make_cluster(4, 4, 2, 5, None).too_small
     assert not make_cluster(4, 4, 4, 4, None).too_small
 
 
