@@ -12,6 +12,9 @@ from kvxfer.wording import quoted
 ASSUMED_COMPUTE = "assumed prefill"
 """How the source of a pipeline's compute begins that is the ratio's own prefill."""
 
+FIRST_REQUEST = ("connect_ns", "exchange_ns", "prepare_ns", "first_ns")
+"""Phases of a start that the first request of two running engines has too."""
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -32,6 +35,8 @@ class Measured:
     cold_ms: float | None
     tp: tuple[int, int] = (1, 1)  # of prefill, of decode
     pp: tuple[int, int] = (1, 1)
+    first_ms: float | None = None  # the first request of two running engines, with connecting
+    inflight: int = 1  # requests at once; of several each one's time has waiting for the others in it
     exposed_ms: float | None = None  # what the best pipelining did not hide behind the assumed prefill
     behind_ms: float | None = None  # which took so long; it says nothing of another prefill
 
@@ -48,9 +53,9 @@ def measured_rows(rows: Sequence[Mapping[str, Any]], scope: str) -> list[Measure
 
 
 def matching(measured: Iterable[Measured], model: str, dtype: str, tokens: int, size: int) -> list[Measured]:
-    """The rows of exactly this model, dtype, prompt length and bytes; nothing is interpolated between rows."""
-    wanted = (model, dtype, tokens, size)
-    return [row for row in measured if (row.model, row.dtype, row.tokens, row.bytes) == wanted]
+    """The rows of exactly this model, dtype, prompt length and bytes, one request at a time; none is interpolated."""
+    wanted = (model, dtype, tokens, size, 1)
+    return [row for row in measured if (row.model, row.dtype, row.tokens, row.bytes, row.inflight) == wanted]
 
 
 def _measured(row: Mapping[str, Any], scope: str) -> Measured:
@@ -67,6 +72,8 @@ def _measured(row: Mapping[str, Any], scope: str) -> Measured:
         cold_ms=_cold_ms(row),
         tp=_sides(row, "tp"),
         pp=_sides(row, "pp"),
+        first_ms=_first_ms(row),
+        inflight=_field({"inflight": 1} | dict(row), "inflight", int),
         exposed_ms=_exposed_ms(row),
         behind_ms=_behind_ms(row),
     )
@@ -117,6 +124,13 @@ def _cold_ms(row: Mapping[str, Any]) -> float | None:
     if not isinstance(cold, Mapping):
         raise _wrong(row, "setup.cold_ns", cold)
     return _ms(cold, "p50", row)
+
+
+def _first_ms(row: Mapping[str, Any]) -> float | None:
+    """None where a phase is not there."""
+    phases = [(row.get("setup") or {}).get(phase) for phase in FIRST_REQUEST]
+    times = [_ms(phase, "p50", row) if isinstance(phase, Mapping) else None for phase in phases]
+    return None if None in times else sum(time for time in times if time is not None)
 
 
 def _ms(holder: Mapping[str, Any], field: str, row: Mapping[str, Any] | None = None) -> float | None:

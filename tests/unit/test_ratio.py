@@ -308,7 +308,7 @@ def test_what_a_prefill_hid_is_set_beside_no_other_prefill() -> None:
     )
 
 
-@pytest.mark.parametrize("other", [{"model": "x"}, {"dtype": "fp16"}, {"tokens": 513}, {"bytes": 1}])
+@pytest.mark.parametrize("other", [{"model": "x"}, {"dtype": "fp16"}, {"tokens": 513}, {"bytes": 1}, {"inflight": 4}])
 def test_only_exact_matches_are_set_beside(other: dict[str, Any]) -> None:
     (row, _) = ratio_rows(LLAMA_70B, BF16, [512], 16, ARTICLE, [measured_row(**other)])
     assert row["measured"] == []
@@ -320,11 +320,31 @@ def test_rows_of_a_result() -> None:
     good = [row for row in result["results"] if row["status"] == "ok"]
     assert [row.of for row in measured] == [row["id"] for row in good]
     assert measured[0].cold_ms == good[0]["setup"]["cold_ns"]["p50"] / 1e6
+    assert [row.inflight for row in measured] == [1, 1]
+
+
+def test_what_the_first_request_of_a_running_pair_takes() -> None:
+    """Connecting, the keys, the plans and the transfer; not starting two processes and allocating pools."""
+    (row, *_) = example_result()["results"]
+    phases = [row["setup"][f"{phase}_ns"]["p50"] for phase in ("connect", "exchange", "prepare", "first")]
+    assert measured_rows([row], "network")[0].first_ms == pytest.approx(sum(phases) / 1e6)
+    del row["setup"]["exchange_ns"]
+    assert measured_rows([row], "network")[0].first_ms is None
+    assert measured_rows([row | {"setup": None}], "network")[0].first_ms is None
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("tokens", "512"), ("bytes", None), ("p50_ns", -1), ("p50_ns", 1.5), ("setup", 3), ("setup", {}), ("model", None)],
+    [
+        ("tokens", "512"),
+        ("bytes", None),
+        ("p50_ns", -1),
+        ("p50_ns", 1.5),
+        ("setup", 3),
+        ("setup", {}),
+        ("model", None),
+        ("inflight", "4"),
+    ],
 )
 def test_damaged_rows_are_named(field: str, value: Any) -> None:
     row = example_result()["results"][0] | {field: value}
