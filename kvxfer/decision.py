@@ -9,11 +9,12 @@ from typing import Any
 
 from kvxfer.asked import Asked
 from kvxfer.cost.colocated import Mode, simulate, stall_rows
+from kvxfer.cost.measured import Measured
 from kvxfer.cost.pools import Pools, pools_of, pools_record
 from kvxfer.cost.prefill_source import GIVEN, PrefillSource, prefill_sources
-from kvxfer.cost.split import PathCost, line_rate_paths, measured_paths
+from kvxfer.cost.split import MeasuredPath, PathCost, line_rate_paths, paths_between_hosts
 from kvxfer.cost.verdict import Decision, decide
-from kvxfer.cost.verdict_rules import ARRIVALS, ENGINES, LENGTHS, PREFILL, Situation
+from kvxfer.cost.verdict_rules import ARRIVALS, ENGINES, LENGTHS, PREFILL, REACH, Situation
 from kvxfer.load_options import Offered
 from kvxfer.model.dtypes import DType
 
@@ -22,7 +23,10 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Service:
-    """One service under one load, before and after a split; `source` is the prefill that decides, None if unknown."""
+    """One service under one load, before and after a split; `source` is the prefill that decides, None if unknown.
+
+    unused are measured paths that reach none of the load's prompts.
+    """
 
     asked: Asked
     offered: Offered
@@ -30,6 +34,8 @@ class Service:
     pools: Pools
     modes: Sequence[Mode]
     paths: Mapping[str, Sequence[PathCost]]
+    wants_measured: bool
+    unused: Sequence[MeasuredPath]
 
     @property
     def source(self) -> PrefillSource | None:
@@ -41,19 +47,25 @@ def deciding(sources: Sequence[PrefillSource]) -> PrefillSource | None:
     return sources[-1] if sources else None
 
 
-def service_of(asked: Asked, offered: Offered, ratio: Sequence[Mapping[str, Any]]) -> Service:
-    """`ratio` are the plan's rows, with what was measured set beside."""
+def service_of(
+    asked: Asked, offered: Offered, measured: Sequence[Measured] | None, ratio: Sequence[Mapping[str, Any]]
+) -> Service:
+    """`measured` are the rows of --measured, None without; `ratio` are the plan's rows, with these set beside."""
     load, cluster, step_ms = offered.load, offered.cluster, offered.step_ms
     sources = prefill_sources(asked.shape, asked.assumptions, offered.given)
     source = deciding(sources)
     modes: list[Mode] = []
     if source is not None and step_ms is not None and load.requests_per_s is not None:
         modes = simulate(source, load, cluster.colocated_instances, step_ms, offered.chunks, asked.assumptions)
-    paths = (
-        {} if source is None else {dtype.name: _paths(asked, offered, source, dtype, ratio) for dtype in asked.dtypes}
-    )
+    paths: dict[str, Sequence[PathCost]] = {}
+    unused: list[MeasuredPath] = []
+    if source is not None:
+        for dtype in asked.dtypes:
+            costs, without = _measured_paths(asked, offered, source, dtype, measured or (), ratio)
+            paths[dtype.name] = costs or _line_rates(asked, offered, source, dtype)
+            unused += without
     pools = pools_of(cluster, load, source, asked.assumptions, step_ms)
-    return Service(asked, offered, sources, pools, modes, paths)
+    return Service(asked, offered, sources, pools, modes, paths, measured is not None, unused)
 
 
 def plan_record(service: Service) -> Record:
@@ -93,16 +105,48 @@ def verdict_record(service: Service) -> Record:
     }
 
 
-def _paths(
-    asked: Asked, offered: Offered, source: PrefillSource, dtype: DType, ratio: Sequence[Mapping[str, Any]]
-) -> list[PathCost]:
-    """What was measured between two hosts, else the line rates."""
+def unused_notices(service: Service) -> list[str]:
+    """A sentence about each measured path that is not used."""
+    load = service.offered.load
+    prompts = f"{load.percentile(0):,} … {load.percentile(100):,} tokens"
+    return [f"{path.named}, reaches none of the prompts ({prompts}) and is not used" for path in service.unused]
+
+
+def _measured_paths(
+    asked: Asked,
+    offered: Offered,
+    source: PrefillSource,
+    dtype: DType,
+    measured: Sequence[Measured],
+    ratio: Sequence[Mapping[str, Any]],
+) -> tuple[list[PathCost], list[MeasuredPath]]:
+    """What was measured between two hosts: what that costs the load, and what of it reaches no prompt of it."""
+    wire, assumptions, load = asked.wire(dtype), asked.assumptions, offered.load
+
+    def moved(tokens: int) -> int:
+        between = None if wire is None else wire(tokens)
+        return assumptions.moved_bytes(asked.shape, tokens, asked.block_size, dtype, between)
+
+    exposed = {
+        entry["of"]: entry.get("exposed_ms")
+        for row in ratio
+        if (row["dtype"], row["basis"]) == (dtype.name, source.basis)
+        for entry in row["measured"]
+    }
+    costs, unused = [], []
+    for path in paths_between_hosts(measured, asked.shape.name, dtype.name, moved):
+        instances = offered.cluster.prefill_instances
+        cost = path.cost(dtype.name, moved, load, source, assumptions, instances, exposed)
+        if cost is None:
+            unused.append(path)
+        else:
+            costs.append(cost)
+    return costs, unused
+
+
+def _line_rates(asked: Asked, offered: Offered, source: PrefillSource, dtype: DType) -> list[PathCost]:
     instances = offered.cluster.prefill_instances
-    measured = measured_paths(dtype.name, ratio, source.basis, offered.load, instances)
-    if measured:
-        return measured
-    sizes = _on_a_link(asked, dtype)
-    return line_rate_paths(dtype.name, sizes, offered.load, source, asked.assumptions, instances)
+    return line_rate_paths(dtype.name, _on_a_link(asked, dtype), offered.load, source, asked.assumptions, instances)
 
 
 def _on_a_link(asked: Asked, dtype: DType) -> Callable[[int], int]:
@@ -126,6 +170,8 @@ def _situation(service: Service, dtype: DType, path: PathCost | None) -> Situati
         assumed.add(ARRIVALS)
     if offered.cluster.total is None:
         assumed.add(ENGINES)
+    if path is not None and (service.wants_measured if path.reached is None else path.reached < 1):
+        assumed.add(REACH)
     return Situation(
         objective=offered.objective,
         itl_target_ms=offered.itl_target_ms,

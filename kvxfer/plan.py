@@ -19,7 +19,7 @@ from kvxfer.cache.wire import Wire
 from kvxfer.cost.measured import Measured, matching, measured_rows
 from kvxfer.cost.prefill_source import GIVEN
 from kvxfer.cost.ratio import line_rate_ms, ratio_notices, ratio_rows
-from kvxfer.decision import plan_record, service_of, verdict_record
+from kvxfer.decision import plan_record, service_of, unused_notices, verdict_record
 from kvxfer.load_options import LoadOptions, Offered, read_load_options
 from kvxfer.model.dtypes import DType
 from kvxfer.model.record import model_record
@@ -30,6 +30,7 @@ ONE_HOST = (
     "the measured times are from one host ({}): they say nothing about the links, and no verdict follows; measure "
     "between two hosts (kvxfer bench --peer), or leave --measured out for a verdict from line rates"
 )
+AT_ONCE = "measured rows with several requests at once are left out: each waits for the others; --inflight 1"
 LINE_RATES = "line rates are upper bounds without protocol or set-up cost; kvxfer bench measures what a path takes"
 
 
@@ -99,7 +100,7 @@ def plan_document(request: Request, words: Sequence[str], wants_measured: bool =
             request.offered.given,
         )
     ]
-    service = service_of(request, request.offered, rows)
+    service = service_of(request, request.offered, request.measured if wants_measured else None, rows)
     one_host = _one_host(request)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -114,7 +115,7 @@ def plan_document(request: Request, words: Sequence[str], wants_measured: bool =
         "ratio": rows,
         "plan": plan_record(service),
         "verdict": None if one_host else verdict_record(service),
-        "notices": _notices(request, rows, wires if wants_measured else {}),
+        "notices": [*_notices(request, rows, wires if wants_measured else {}), *unused_notices(service)],
     }
 
 
@@ -135,6 +136,8 @@ def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DTyp
     notices += [*_fixed(request), *_pieces(request, rows), *_as_flops(request, rows)]
     for dtype, wires in wanted.items():
         notices += _missing(request, dtype, wires)
+    if any(row.inflight > 1 for row in request.measured):
+        notices.append(AT_ONCE)
     if one_host := _one_host(request):
         notices.append(ONE_HOST.format(", ".join(one_host)))
     return notices
@@ -191,7 +194,7 @@ def _missing(request: Request, dtype: DType, wires: Wires) -> list[str]:
         size = request.assumptions.moved_bytes(request.shape, count, request.block_size, dtype, wire)
         if not matching(request.measured, name, dtype.name, count, size):
             missing.append(f"{count:,} tokens ({size:,} bytes)")
-    return [f"not measured, and not estimated: {name} in {dtype.name} with {', '.join(missing)}"] if missing else []
+    return [f"not measured: {name} in {dtype.name} with {', '.join(missing)}"] if missing else []
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -114,7 +114,7 @@ class PrefillTimes:
                 f"a prefill of {tokens:,.6g} tokens is outside the {self.range} tokens of {self.file}; measure it too, "
                 "ask for lengths within, or say --prefill-extrapolate"
             )
-        return _on_the_line([(0, 0.0), *self.points], tokens)
+        return on_the_line([(0, 0.0), *self.points], tokens)
 
 
 def prefill_sources(
@@ -159,8 +159,10 @@ def _without_embedding(shape: ModelShape, active: float, source: str) -> float:
     return working
 
 
-def _on_the_line(points: Sequence[tuple[float, float]], at: float) -> float:
-    """The value at `at` on the lines through the points, which rise; the last line goes on."""
-    above = next((index for index, (x, _) in enumerate(points) if x >= at), len(points) - 1)
+def on_the_line(points: Sequence[tuple[float, float]], at: float) -> float:
+    """The value at `at` on the lines through points of rising x; the last line goes on. One point is its value."""
+    if len(points) == 1:
+        return points[0][1]
+    above = next((index for index, (x, _) in enumerate(points) if index and x >= at), len(points) - 1)
     (x0, y0), (x1, y1) = points[above - 1], points[above]
     return y0 + (y1 - y0) * (at - x0) / (x1 - x0)

@@ -33,11 +33,14 @@ LARGE_PERCENT = 30.0
 CLEARLY = 2.0
 """Ranks of one side per rank of the other from which on their parallelism differs."""
 
-PREFILL, LINE_RATE, LENGTHS, ARRIVALS, ENGINES = "prefill", "line rate", "lengths", "arrivals", "engines"
+PREFILL, LINE_RATE, REACH = "prefill", "line rate", "reach"
+LENGTHS, ARRIVALS, ENGINES = "lengths", "arrivals", "engines"
 
 SETTLED_BY = {
     PREFILL: "the prefill time is assumed: time your engine's prefill, --prefill-csv or --prefill-tokens-per-s",
     LINE_RATE: "the path is assumed at line rate: kvxfer bench --peer between the two hosts, then --measured",
+    REACH: "the measurement does not reach all prompts of this cache: kvxfer bench --peer with this model and dtype, "
+    "and --tokens from the shortest prompt to the longest",
     LENGTHS: "the prompts are those of --tokens, equally often: --lengths with a trace of your requests",
     ARRIVALS: "the requests are assumed to arrive independently of each other: --lengths with a trace with timestamps",
     ENGINES: "one colocated engine is assumed to take all requests: --total-gpus",
@@ -163,7 +166,7 @@ def slow_links(situation: Situation) -> Finding:
     why = _path(path)
     rests_on = _path_rests_on(situation)
     if path.gbit > SLOW_GBIT:
-        return Finding(False, why, numbers, thresholds, (), rests_on[:1])
+        return Finding(False, why, numbers, thresholds, (), _rate_rests_on(situation))
     if path.percent <= SMALL_PERCENT:
         return Finding(False, f"{why}, which is little", numbers, thresholds, (), rests_on)
     if situation.dtype.bytes == 1 and path.percent < LARGE_PERCENT:
@@ -274,9 +277,13 @@ def _path(path: PathCost) -> str:
 
 
 def _path_rests_on(situation: Situation) -> tuple[str, ...]:
+    return (*_rate_rests_on(situation), *situation.rests_on(PREFILL))
+
+
+def _rate_rests_on(situation: Situation) -> tuple[str, ...]:
+    """A measurement that does not reach far enough is not asked for as if there were none."""
     assert situation.path is not None
-    line = () if situation.path.measured else (LINE_RATE,)
-    return (*line, *situation.rests_on(PREFILL))
+    return situation.rests_on(REACH) or (() if situation.path.measured else (LINE_RATE,))
 
 
 def _named(mode: Mode) -> str:

@@ -25,6 +25,7 @@ COLOCATED_NOTES = (
 SPLIT = "Split: what every request pays to cross"
 SPLIT_NOTES = {
     "percent": "(%) is the share of all transfers in the prefill of the same prompts.",
+    "setup_ms": "set-up: what the first request of two running engines waits for beside its transfer.",
     "exposed_ms": "exposed: what pipelining leaves to wait for, as measured.",
     "busy": "busy: time that the path of one prefill engine carries the load's bytes.",
 }
@@ -134,7 +135,7 @@ def _print_split(paths: Sequence[Record], console: Console) -> None:
         ],
         [
             Column("Gb/s", [figure(path["gbit"]) for path in paths]),
-            Column("(%)", [f"{path['percent']:#.3g}%" for path in paths]),
+            Column("(%)", [f"{figure(path['percent'])}%" for path in paths]),
             Column("median\nprompt, ms", [figure(path["median_ms"]) for path in paths]),
             Column("p99\nprompt, ms", [figure(path["p99_ms"]) for path in paths]),
             Column("exposed\nms", [figure(path["exposed_ms"]) for path in paths]),

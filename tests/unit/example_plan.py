@@ -48,6 +48,7 @@ def example_plan() -> dict[str, Any]:
                 "dtype": "bf16",
                 "path": "100 Gb/s line rate",
                 "measured": False,
+                "reached": None,
                 "gbit": 100.0,
                 "percent": 29.95,
                 "median_ms": 214.7,

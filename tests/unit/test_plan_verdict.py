@@ -264,11 +264,38 @@ def test_what_was_measured_between_two_hosts_takes_the_place_of_line_rates(tmp_p
     document = planned(capsys, *ARTICLE, "--measured", network_result(tmp_path), "--tokens", "512,8192")
     (path,) = document["plan"]["split"]
     assert path["measured"]
-    assert path["path"] == "tcp push, measured at 8,192 tokens"
-    assert path["setup_ms"] >= 0
+    assert path["path"] == "tcp push, measured at 512 … 8,192 tokens"
+    assert path["reached"] == 1
     (case,) = document["verdict"]["cases"]
     assert case["answer"] == "compute the ratio first"  # 2.7 GB in 912 ms: 24 Gb/s
     assert not any("line rate" in settled for settled in case["settled_by"])
+
+
+def test_what_was_measured_counts_for_the_prompts_of_a_trace(tmp_path: Path, capsys: Captured) -> None:
+    """Three in four have 512 to 8,192 tokens; what is asked for is a measurement that reaches the others too."""
+    measured = network_result(tmp_path)
+    argv = [*ARTICLE, *SERVED, "--measured", measured]
+    document = planned(capsys, *argv, "--lengths", trace(tmp_path))
+    (path,) = document["plan"]["split"]
+    assert path["path"].startswith("tcp push, measured at 512 … 8,192 tokens, 6")
+    assert 0.5 < path["reached"] < 0.75
+    reasons = " ".join(document["verdict"]["reasons"])
+    assert "does not reach all prompts" in reasons
+    assert "--measured" not in reasons
+    lengths = tmp_path / "lengths"
+    lengths.write_text("9000\n10000\n")
+    document = planned(capsys, *argv, "--lengths", str(lengths))
+    assert not any(path["measured"] for path in document["plan"]["split"])
+    assert "--measured" not in " ".join(document["verdict"]["reasons"])
+    unused = "tcp push, measured at 512 … 8,192 tokens, reaches none of the prompts (9,000 … 10,000 tokens)"
+    assert any(unused in notice for notice in document["notices"])
+
+
+def test_several_requests_at_once_are_no_transfer(tmp_path: Path, capsys: Captured) -> None:
+    document = planned(capsys, *ARTICLE, "--measured", network_result(tmp_path, inflight=4), "--tokens", "8192")
+    assert not any(path["measured"] for path in document["plan"]["split"])
+    assert not any(row["measured"] for row in document["ratio"])
+    assert any("requests at once" in notice and "--inflight" in notice for notice in document["notices"])
 
 
 def test_null_moves_nothing_and_is_no_path(tmp_path: Path, capsys: Captured) -> None:

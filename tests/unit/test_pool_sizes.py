@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.load import Load
+from kvxfer.cost.measured import Measured
 from kvxfer.cost.pools import Cluster, make_cluster, pools_of
 from kvxfer.cost.prefill_source import PrefillRate
-from kvxfer.cost.split import line_rate_paths, measured_paths
+from kvxfer.cost.split import PathCost, line_rate_paths, paths_between_hosts
 from kvxfer.errors import UsageError
 
 A_TOKEN_A_MS = PrefillRate(1000)
@@ -107,26 +109,68 @@ def test_what_is_fixed_is_in_every_transfer() -> None:
     assert path.busy is None
 
 
-def entry(**changes: Any) -> dict[str, Any]:
-    fields = {"backend": "tcp", "op": "push", "scope": "network", "transfer_ms": 8.0, "percent": 20.0, "cold_ms": 100.0}
-    return fields | changes
+def moved(tokens: int) -> int:
+    """1 Mbit a token."""
+    return tokens * 125_000
 
 
-def row(tokens: int, *entries: dict[str, Any], basis: str = "full") -> dict[str, Any]:
-    return {"dtype": "bf16", "basis": basis, "tokens": tokens, "bytes": tokens * 125_000, "measured": list(entries)}
+def row(tokens: int, milliseconds: float | None, **changes: Any) -> Measured:
+    fields = {"of": "a", "model": "m", "dtype": "bf16", "tokens": tokens, "bytes": moved(tokens), "backend": "tcp"}
+    fields |= {"op": "push", "scope": "network", "transfer_ms": milliseconds, "cold_ms": None}
+    return Measured(**(fields | changes))  # type: ignore[arg-type]
+
+
+def cost_of(rows: list[Measured], load: Load) -> PathCost | None:
+    (path,) = paths_between_hosts(rows, "m", "bf16", moved)
+    return path.cost("bf16", moved, load, A_TOKEN_A_MS, NONE_CACHED, 1, {"long": 3.0})
 
 
 def test_what_was_measured_between_two_hosts_is_a_path() -> None:
-    rows = [row(1000, entry(op="push")), row(8, entry()), row(1000, entry(), basis="seed")]
-    (path,) = measured_paths("bf16", rows, "full", Load([500], "here", rate=10), 1)
-    assert (path.measured, path.percent, path.setup_ms, path.exposed_ms) == (True, 20, 92, None)
-    assert path.gbit == pytest.approx(125)
-    assert path.busy == pytest.approx(0.04)
-    assert "measured at 1,000 tokens" in path.path
+    """100 ms for 500 tokens and 300 for 1,000: 140 for 600, beside a prefill of 600 ms."""
+    rows = [row(1000, 300, of="long", first_ms=392), row(500, 100, first_ms=900)]
+    cost = cost_of(rows, Load([600], "here", rate=10))
+    assert cost is not None
+    assert cost.path == "tcp push, measured at 500 … 1,000 tokens"
+    assert (cost.measured, cost.reached, cost.setup_ms, cost.exposed_ms) == (True, 1, 92, 3)
+    assert (cost.percent, cost.median_ms, cost.p99_ms) == pytest.approx((140 / 6, 140, 140))
+    assert cost.gbit == pytest.approx(10 / 3)
+    assert cost.busy == pytest.approx(10 * 0.6 / (10 / 3))
+
+
+def test_a_load_that_a_measurement_reaches_in_part_is_told_by_that_part() -> None:
+    cost = cost_of([row(500, 100), row(1000, 300)], Load([100, 500, 1000, 9000], "here"))
+    assert cost is not None
+    assert cost.path == "tcp push, measured at 500 … 1,000 tokens, 50% of the prompts"
+    assert (cost.reached, cost.setup_ms, cost.p99_ms, cost.busy) == (0.5, None, None, None)
+    assert cost.percent == pytest.approx(400 / 15)
+
+
+@pytest.mark.parametrize("prompts", [[499], [1001], [1, 10_000]])
+def test_a_measurement_that_does_not_reach_is_not_used(prompts: list[int]) -> None:
+    assert cost_of([row(500, 100), row(1000, 300)], Load(prompts, "here")) is None
+
+
+def test_one_length_is_that_length_alone() -> None:
+    (path,) = paths_between_hosts([row(500, 100)], "m", "bf16", moved)
+    assert [path.reaches(tokens) for tokens in (499, 500, 501)] == [False, True, False]
+    assert path.transfer_ms(500) == 100
+    assert path.named == "tcp push, measured at 500 tokens"
 
 
 @pytest.mark.parametrize(
-    "other", [{"scope": "loopback"}, {"scope": "host"}, {"backend": "null"}, {"transfer_ms": None}]
+    "other",
+    [
+        {"scope": "loopback"},
+        {"scope": "host"},
+        {"backend": "null"},
+        {"transfer_ms": None},
+        {"inflight": 4},
+        {"model": "n"},
+        {"dtype": "fp16"},
+        {"bytes": 1},
+        {"tokens": 0, "bytes": 0},
+        {"tokens": 10**30, "bytes": moved(10**30)},
+    ],
 )
-def test_what_says_nothing_about_a_link_is_no_path(other: dict[str, Any]) -> None:
-    assert measured_paths("bf16", [row(1000, entry(**other))], "full", Load([500], "here"), 1) == []
+def test_what_says_nothing_about_this_cache_on_a_link_is_no_path(other: dict[str, Any]) -> None:
+    assert paths_between_hosts([replace(row(1000, 8), **other)], "m", "bf16", moved) == []

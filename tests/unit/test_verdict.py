@@ -18,6 +18,7 @@ from kvxfer.cost.verdict_rules import (
     ENGINES,
     LINE_RATE,
     PREFILL,
+    REACH,
     Finding,
     Situation,
     fast_links,
@@ -39,7 +40,7 @@ def mode(chunk: int | None, itl_p99_ms: float | None, busy: float = 0.5) -> Mode
 
 
 def path(gbit: float, percent: float, **changes: Any) -> PathCost:
-    cost = PathCost("bf16", f"{gbit:g} Gb/s line rate", False, gbit, percent, None, None, None, None, 0.1)
+    cost = PathCost("bf16", f"{gbit:g} Gb/s line rate", False, None, gbit, percent, None, None, None, None, 0.1)
     return replace(cost, **changes)
 
 
@@ -250,3 +251,7 @@ def test_findings_tell_what_they_rest_on() -> None:
     situation = changed(assumed=frozenset({PREFILL}), path=path(200, 15))
     assert fast_links(situation).rests_on == (LINE_RATE, PREFILL)
     assert fast_links(changed(path=path(200, 15, measured=True))).rests_on == ()
+    # what was measured is not asked for again, but that it reaches further
+    for measured in (False, True):
+        situation = changed(assumed=frozenset({REACH}), path=path(200, 15, measured=measured))
+        assert fast_links(situation).rests_on == slow_links(situation).rests_on == (REACH,)
