@@ -10,7 +10,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <sstream>
+#include <vector>
 
 #include "backend/error.h"
 
@@ -20,6 +22,20 @@ namespace {
 
 constexpr unsigned message_id = 1;
 constexpr std::size_t max_transports = 32;
+
+struct Abandoned {
+  ucp_worker_h worker;
+  std::shared_ptr<UcpContext> context;
+};
+
+// Destroying what UCX is not done with crashes or hangs: a worker stays as long as the process, and its context with
+// it.
+void abandon(Abandoned one) {
+  static std::mutex mutex;
+  static auto* const all = new std::vector<Abandoned>();  // never destroyed
+  const std::lock_guard lock(mutex);
+  all->push_back(std::move(one));
+}
 
 socklen_t length_of(const sockaddr_storage& address) {
   return address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
@@ -55,8 +71,7 @@ void Endpoint::destroy() {
   if (flush_ != nullptr && !UCS_PTR_IS_ERR(flush_)) library_.ucp_request_free(flush_);
   flush_ = nullptr;
   if (abandoned_) {
-    // Destroying what UCX is not done with crashes or hangs: the worker stays, and its context with it.
-    [[maybe_unused]] const auto* const kept = new std::shared_ptr<UcpContext>(context_);
+    abandon({worker_, context_});
   } else {
     stop_listening();
     library_.ucp_worker_destroy(worker_);
