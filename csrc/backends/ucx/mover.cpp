@@ -18,13 +18,17 @@ constexpr Nanoseconds parting_patience = 1'000'000'000;
 constexpr unsigned message_id = 1;
 
 thread_local const UcxPeer* moves_for = nullptr;  // the peer whose thread this is
+thread_local bool sends = false;                  // the thread of its first mover
 
 }  // namespace
 
 bool UcxPeer::on_own_thread() const { return moves_for == this; }
 
+bool UcxPeer::on_sending_thread() const { return moves_for == this && sends; }
+
 void UcxPeer::move(Mover& mover) {
   moves_for = this;
+  sends = mover.number == 0;
   std::optional<Parting> parting;
   std::string wrong;
   try {

@@ -397,7 +397,7 @@ bool UcxPeer::enqueue(const Notice& notice, const std::uint32_t* segments) {
 
 void UcxPeer::send(const Notice& notice, const void* payload, int) {
   if (!enqueue(notice, static_cast<const std::uint32_t*>(payload))) return fail("the peer reads no notices");
-  if (!on_own_thread()) alert(*movers_.front());
+  if (!on_sending_thread()) alert(*movers_.front());
 }
 
 void UcxPeer::on_message(void* peer, std::span<const std::byte> notice, std::span<const std::byte> segments) {

@@ -194,7 +194,8 @@ class UcxPeer final : public LanePeer {
   bool enqueue(const Notice& notice, const std::uint32_t* segments);  // false: there is no room
 
   // From any thread:
-  bool on_own_thread() const;  // on a mover's
+  bool on_own_thread() const;      // on a mover's
+  bool on_sending_thread() const;  // on the first mover's, which looks for messages before it sleeps
   void alert(Mover& mover);
   void alert_all();
 
