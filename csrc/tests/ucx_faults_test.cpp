@@ -1,4 +1,9 @@
 // ucx where something goes wrong or comes late: wake-ups, wire-ups that fail, the end of a side.
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "backend/lane.h"
 #include "backends/ucx/ucx.h"
 #include "tests/check.h"
 #include "tests/conformance/rig.h"
@@ -11,6 +16,21 @@ bool here() { return ucx::probe().available; }
 Opener opener(const Options& options) {
   return [options] { return ucx::open(token, options); };
 }
+
+// What backends/ucx/wire_up.h has on the wire, without UCX's own headers.
+struct Offer {
+  char bytes[16];
+};
+struct Answer {
+  std::uint32_t magic = 0x4158564b;
+  std::uint32_t family = 0;
+  std::uint8_t address[16] = {};
+};
+struct EndpointAddress {
+  std::uint64_t client_id = 1;
+  std::uint16_t port = 1;
+  std::uint8_t reserved[6] = {};
+};
 
 // The endpoint that moves the last bytes need not be the one that sends notices, which sleeps by then.
 TEST(ucx_faults, the_end_is_told_whichever_endpoint_comes_to_it) {
@@ -27,6 +47,31 @@ TEST(ucx_faults, the_end_is_told_whichever_endpoint_comes_to_it) {
     if (now_ns() - began > second * 8 / 10) ++late;
   }
   CHECK(late < times / 4);  // a busy machine has its moments
+}
+
+// A listening side whose token is right, and that listens at none of the addresses that it names.
+void refuse_endpoints(const Options& options) {
+  LaneListener listener("127.0.0.1", 0, token);
+  const auto connects = ucx::open(token, options);
+  together([&] { CHECK_THROWS(Fault::peer_lost, "could not reach", connects->connect(listener.endpoint(), soon())); },
+           [&] {
+             const auto lanes = listener.accept(soon());
+             Offer offer;
+             receive_all(lanes[0].fd(), &offer, sizeof offer);
+             Answer answer;
+             const EndpointAddress address;
+             send_all(lanes[0].fd(), &answer, sizeof answer);
+             send_all(lanes[0].fd(), &address, sizeof address);
+             char ready = 0;
+             receive_all(lanes[0].fd(), &ready, 1);  // the first of a farewell, if any
+             CHECK(ready != 1);
+           });
+}
+
+TEST(ucx_faults, endpoints_that_are_not_there_are_not_reached) {
+  if (!here()) return;
+  refuse_endpoints({});
+  refuse_endpoints({{"errors", 1}});  // what is sent to the peer ends in an error there, and nothing else tells
 }
 
 }  // namespace

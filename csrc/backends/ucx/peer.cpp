@@ -82,13 +82,14 @@ void UcxPeer::receive_wire_up(void* into, std::size_t bytes, Deadline deadline) 
 }
 
 void UcxPeer::progress_until(const std::function<bool()>& done, Deadline deadline) {
-  while (!done()) {
+  for (;;) {
     bool busy = false;
-    for (const auto& mover : movers_) {
-      busy |= mover->endpoint.progress();
+    for (const auto& mover : movers_) busy |= mover->endpoint.progress();
+    const bool over = done();
+    for (const auto& mover : movers_)  // what is over may have come to a bad end
       if (const auto status = mover->endpoint.status(); status != UCS_OK)
         throw Error(Fault::peer_lost, why("UCX could not reach the peer", status));
-    }
+    if (over) return;
     if (deadline.passed()) throw Error(Fault::peer_lost, "UCX did not reach the peer in time");
     if (!lost().empty()) throw Error(Fault::peer_lost, "UCX's wire-up was interrupted");
     if (!busy) movers_.front()->endpoint.sleep(1'000'000, [] { return true; });
