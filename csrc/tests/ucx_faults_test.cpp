@@ -1,7 +1,9 @@
 // ucx where something goes wrong or comes late: wake-ups, wire-ups that fail, the end of a side.
-#include <algorithm>
-#include <atomic>
-#include <thread>
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cerrno>
 
 #include "backend/lane.h"
 #include "backends/ucx/ucx.h"
@@ -19,7 +21,9 @@ Opener opener(const Options& options) {
 
 // What backends/ucx/wire_up.h has on the wire, without UCX's own headers.
 struct Offer {
-  char bytes[16];
+  std::uint32_t magic = 0x4f58564b;
+  std::uint32_t endpoints = 1;
+  std::uint8_t rest[8] = {};
 };
 struct Answer {
   std::uint32_t magic = 0x4158564b;
@@ -72,6 +76,58 @@ TEST(ucx_faults, endpoints_that_are_not_there_are_not_reached) {
   if (!here()) return;
   refuse_endpoints({});
   refuse_endpoints({{"errors", 1}});  // what is sent to the peer ends in an error there, and nothing else tells
+}
+
+bool listened_to(std::uint16_t port) {
+  const Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return ::connect(socket.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+}
+
+// Its context lives on, and so does what it remembers of the peer.
+TEST(ucx_faults, a_wire_up_that_fails_leaves_no_port_open) {
+  if (!here()) return;
+  const auto listens = ucx::open(token, {});
+  const std::string endpoint = listens->listen("127.0.0.1", 0);
+  EndpointAddress there;
+  together([&] { CHECK_THROWS(Fault::peer_lost, "", listens->accept(soon())); },
+           [&] {
+             const auto lanes = connect_lanes(endpoint, token, 1, soon());
+             const Offer offer;
+             send_all(lanes[0].fd(), &offer, sizeof offer);
+             Answer answer;
+             receive_all(lanes[0].fd(), &answer, sizeof answer);
+             receive_all(lanes[0].fd(), &there, sizeof there);
+             CHECK(listened_to(there.port));
+           });
+  CHECK(!listened_to(there.port));
+}
+
+TEST(ucx_faults, close_ends_a_wire_up_while_it_makes_endpoints) {
+  if (!here()) return;
+  for (int time = 0; time < 10; ++time) {
+    const auto listens = ucx::open(token, {});
+    const std::string endpoint = listens->listen("127.0.0.1", 0);
+    together(
+        [&] {
+          try {
+            listens->accept(soon());
+            fail(__FILE__, __LINE__, "a peer that never connected");
+          } catch (const Error&) {  // lost, or closed by then
+          }
+        },
+        [&] {
+          const auto lanes = connect_lanes(endpoint, token, 1, soon());
+          Offer offer;
+          offer.endpoints = 16;
+          send_all(lanes[0].fd(), &offer, sizeof offer);
+          std::this_thread::sleep_for(std::chrono::microseconds(500) * time);
+          listens->close();
+        });
+  }
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ constexpr std::size_t messages_per_batch = 1024;
 constexpr std::size_t most_batches = 64;
 // Longer than what movers take to part.
 constexpr auto farewell_patience = std::chrono::milliseconds(2500);
+constexpr Nanoseconds destroying_patience = 1'000'000'000;
 constexpr auto last_word_patience = std::chrono::seconds(1);
 
 std::uint64_t chunk_for(std::uint64_t total, std::size_t endpoints) {
@@ -53,7 +54,10 @@ UcxPeer::UcxPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes
   add_messages();
 }
 
-UcxPeer::~UcxPeer() { close(); }
+UcxPeer::~UcxPeer() {
+  close();
+  destroy_endpoints();  // they may call back into what is destroyed before them
+}
 
 std::vector<std::string> UcxPeer::describe() const {
   std::vector<std::string> lanes;
@@ -64,10 +68,13 @@ std::vector<std::string> UcxPeer::describe() const {
 // --- wire-up ---------------------------------------------------------------------------------------------------------
 
 void UcxPeer::make_movers(const std::vector<std::uint64_t>& client_ids) {
+  std::vector<std::unique_ptr<Mover>> made;
   for (std::size_t i = 0; i < client_ids.size(); ++i) {
-    movers_.push_back(std::make_unique<Mover>(*this, i, client_ids[i]));
-    movers_.back()->endpoint.receive_with(on_message, this);
+    made.push_back(std::make_unique<Mover>(*this, i, client_ids[i]));
+    made.back()->endpoint.receive_with(on_message, this);
   }
+  const std::lock_guard lock(mutex_);  // close() alerts them
+  movers_ = std::move(made);
   const std::size_t each = movers_.size();
   parts_.resize(transfers_.size() * each);
   for (std::size_t t = 0; t < transfers_.size(); ++t) {
@@ -97,10 +104,15 @@ void UcxPeer::progress_until(const std::function<bool()>& done, Deadline deadlin
 }
 
 void UcxPeer::wire_up(bool first, Deadline deadline) {
-  if (first)
-    connect_endpoints(deadline);
-  else
-    listen_for_endpoints(deadline);
+  try {
+    if (first)
+      connect_endpoints(deadline);
+    else
+      listen_for_endpoints(deadline);
+  } catch (...) {
+    destroy_endpoints();  // the peer stays with its context; its ports do not
+    throw;
+  }
   for (const auto& mover : movers_) {
     mover->endpoint.stop_listening();
     mover->transport = mover->endpoint.transport();
@@ -162,7 +174,18 @@ void UcxPeer::listen_for_endpoints(Deadline deadline) {
       deadline);
 }
 
+// Of movers that have no thread.
+void UcxPeer::destroy_endpoints() {
+  const Deadline deadline = Deadline::after(destroying_patience);  // of all
+  for (const auto& mover : movers_) mover->endpoint.close(true, deadline);
+  for (const auto& mover : movers_) mover->endpoint.destroy();
+}
+
 void UcxPeer::start() {
+  {
+    const std::lock_guard lock(mutex_);
+    started_ = true;
+  }
   for (const auto& mover : movers_) run([this, one = mover.get()] { move(*one); });
   LanePeer::start();
 }
@@ -543,12 +566,12 @@ void UcxPeer::let_go(Parting parting) noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (!parting_ || parting == Parting::lost) parting_ = parting;
+    alert_all();
+    if (!started_) return;  // there are no threads to part
   }
-  alert_all();
   if (on_own_thread()) return;  // its own wait would be for itself
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, farewell_patience,
-                    [&] { return all_ended() && (parting == Parting::lost || bye_sent_ || movers_.empty()); });
+  changed_.wait_for(lock, farewell_patience, [&] { return all_ended() && (parting == Parting::lost || bye_sent_); });
 }
 
 void UcxPeer::say_bye() noexcept {
@@ -564,8 +587,8 @@ void UcxPeer::await_peer() noexcept {
     std::unique_lock lock(mutex_);
     if (bye_sent_) changed_.wait_for(lock, last_word_patience, [this] { return notices_over_; });
     all_over_ = true;
+    alert_all();
   }
-  alert_all();
 }
 
 void UcxPeer::alert(Mover& mover) {

@@ -145,6 +145,7 @@ class UcxPeer final : public LanePeer {
 
   void listen_for_endpoints(Deadline deadline);
   void connect_endpoints(Deadline deadline);
+  void destroy_endpoints();
   void make_movers(const std::vector<std::uint64_t>& client_ids);
   void progress_until(const std::function<bool()>& done, Deadline deadline);
   void receive_wire_up(void* into, std::size_t bytes, Deadline deadline);
@@ -197,16 +198,16 @@ class UcxPeer final : public LanePeer {
   bool on_own_thread() const;      // on a mover's
   bool on_sending_thread() const;  // on the first mover's, which looks for messages before it sleeps
   void alert(Mover& mover);
-  void alert_all();
+  void alert_all();  // during the wire-up with mutex_ held: movers_ may be new
 
   const std::shared_ptr<UcpContext> context_;
   const Library& library_;
   Settings settings_;
-  std::vector<std::unique_ptr<Mover>> movers_;
-  std::vector<Transfer> transfers_;  // under mutex_; slots, which stay where they are
-  std::vector<Part> parts_;          // theirs
-  std::vector<Transfer*> queue_;     // under mutex_: with something left to hand out, in order of posting
-  std::vector<PoolKey> known_keys_;  // application thread only
+  std::vector<std::unique_ptr<Mover>> movers_;  // made by the wire-up, under mutex_; the same from then on
+  std::vector<Transfer> transfers_;             // under mutex_; slots, which stay where they are
+  std::vector<Part> parts_;                     // theirs
+  std::vector<Transfer*> queue_;                // under mutex_: with something left to hand out, in order of posting
+  std::vector<PoolKey> known_keys_;             // application thread only
 
   std::mutex messages_mutex_;  // of the next three
   std::vector<std::unique_ptr<Message[]>> batches_;
@@ -219,6 +220,7 @@ class UcxPeer final : public LanePeer {
   std::string broken_;  // why the peer must be given up
 
   // Under mutex_:
+  bool started_ = false;
   std::optional<Parting> parting_;
   bool bye_sent_ = false;
   bool all_over_ = false;  // nobody waits for the peer's last word any more
