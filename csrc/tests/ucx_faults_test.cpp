@@ -130,5 +130,25 @@ TEST(ucx_faults, close_ends_a_wire_up_while_it_makes_endpoints) {
   }
 }
 
+// Whoever closes with a pull open is told of its end when the other side writes no more of it: not before.
+TEST(ucx_faults, a_pull_that_close_ends_is_written_no_more_once_that_is_told) {
+  if (!here()) return;
+  constexpr std::uint64_t bytes = 256 << 20;
+  for (const Options& options : {Options{{"pull", 2}}, {{"pull", 2}, {"endpoints", 2}}}) {
+    Pair pair(opener(options), {bytes});
+    const Plans plans = pair.prepare(one_piece(bytes));
+    std::memset(pair.a.region.address, 1, bytes);
+    std::memset(pair.b.region.address, 2, bytes);
+    pair.a.context->arm(*plans.first, Op::pull, {}, 1);
+    pair.b.context->post(*plans.second, Op::pull, {}, 1, nullptr);
+    while (pair.b.context->bytes_moved() == 0 && pair.a.context->bytes_moved() == 0) std::this_thread::yield();
+    std::jthread closes([&] { pair.b.context->close(); });
+    pair.b.wait(EventKind::error, 1);
+    const std::vector<std::byte> then(pair.b.region.address, pair.b.region.address + bytes);
+    closes.join();
+    CHECK(std::memcmp(then.data(), pair.b.region.address, bytes) == 0);
+  }
+}
+
 }  // namespace
 }  // namespace kvxfer::test

@@ -290,7 +290,7 @@ void UcxPeer::progress_mover(Mover& mover, const Done& done, Deadline deadline) 
 void UcxPeer::part_in_order(Mover& mover) {
   progress_mover(mover, [&] { return mover.outstanding == 0; }, Deadline::after(parting_patience));
   if (mover.outstanding > 0) return;
-  mark_ended(mover);
+  mark_ended(mover, false);
   const auto locked = [this](const auto& condition) {
     const std::lock_guard lock(mutex_);
     return condition();
@@ -329,12 +329,12 @@ void UcxPeer::set_notices_over() {
   changed_.notify_all();
 }
 
-void UcxPeer::mark_ended(Mover& mover) {
+void UcxPeer::mark_ended(Mover& mover, bool gone) {
   {
     const std::lock_guard lock(mutex_);
     mover.ended = true;
-    if (stopping_ && all_ended())
-      for (Transfer& transfer : transfers_) end_in_error(transfer);
+    mover.gone = gone;
+    if (stopping_) end_in_error();
   }
   changed_.notify_all();
   alert(*movers_.front());
@@ -342,14 +342,15 @@ void UcxPeer::mark_ended(Mover& mover) {
 
 // Nothing of this endpoint's is under way afterwards, unless UCX does not get done with it.
 void UcxPeer::end(Mover& mover) {
-  for (const RemotePool& pool : mover.remote) library_.ucp_rkey_destroy(pool.key);
-  mover.remote.clear();
   const Deadline deadline = Deadline::after(parting_patience);
   mover.endpoint.close(true, deadline);
   while ((mover.outstanding > 0 || (mover.number == 0 && messages_under_way_ > 0)) && !deadline.passed())
     mover.endpoint.progress();
+  if (mover.outstanding == 0)  // what UCX is not done with may still look at them
+    for (const RemotePool& pool : mover.remote) library_.ucp_rkey_destroy(pool.key);
+  mover.remote.clear();
   mover.endpoint.destroy();
-  mark_ended(mover);
+  mark_ended(mover, true);
 }
 
 }  // namespace kvxfer::ucx

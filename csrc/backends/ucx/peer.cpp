@@ -379,21 +379,28 @@ bool UcxPeer::all_ended() const {
   return std::ranges::all_of(movers_, [](const auto& mover) { return mover->ended; });
 }
 
-// Whoever is told may free the memory: not while UCX may still use it.
+bool UcxPeer::all_gone() const {
+  return std::ranges::all_of(movers_, [](const auto& mover) { return mover->gone; });
+}
+
 void UcxPeer::end_open_transfers() {
   queue_.clear();
-  const bool now = all_ended();
   for (Transfer& transfer : transfers_) {
     transfer.lost = true;
     transfer.handed_out = true;
-    if (now) end_in_error(transfer);
   }
+  end_in_error();
 }
 
-void UcxPeer::end_in_error(Transfer& transfer) {
-  if (!transfer.open) return;
-  transfer.open = false;
-  if (transfer.mine) emit_error(transfer.tag);
+// Whoever is told may free the memory: not while UCX may still use it, for this side, or for the other, which goes on
+// to put what it was asked for as long as there is an endpoint.
+void UcxPeer::end_in_error() {
+  const bool moves_over = all_ended(), asked_over = all_gone();
+  for (Transfer& transfer : transfers_) {
+    if (!transfer.open || !(transfer.role == Role::move ? moves_over : asked_over)) continue;
+    transfer.open = false;
+    if (transfer.mine) emit_error(transfer.tag);
+  }
 }
 
 // --- messages --------------------------------------------------------------------------------------------------------

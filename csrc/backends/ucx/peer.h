@@ -132,6 +132,7 @@ class UcxPeer final : public LanePeer {
     std::atomic<bool> attention{false};    // what is under mutex_ has news for it
     std::function<void()>* job = nullptr;  // under mutex_
     bool ended = false;                    // under mutex_: it moves nothing any more
+    bool gone = false;                     // under mutex_: nor can the other side reach it
     std::string transport;
 
     Mover(UcxPeer& of, std::size_t its_number, std::uint64_t client_id);
@@ -167,7 +168,7 @@ class UcxPeer final : public LanePeer {
   template <typename Done>
   void progress_mover(Mover& mover, const Done& done, Deadline deadline);
   void end(Mover& mover);
-  void mark_ended(Mover& mover);
+  void mark_ended(Mover& mover, bool gone);
   void set_notices_over();
   const std::string& broken_of(const Mover& mover) const;
   static void on_moved(void* request, ucs_status_t status, void* part);
@@ -187,9 +188,10 @@ class UcxPeer final : public LanePeer {
   void queue(Transfer& transfer);
   Outcome settle(Transfer& transfer);
   Outcome stop(Transfer& transfer);
-  void end_in_error(Transfer& transfer);
+  void end_in_error();
   static Notice about(Transfer& transfer, NoticeKind kind);
   bool all_ended() const;
+  bool all_gone() const;
 
   void add_messages();                                                // with messages_mutex_ held
   bool enqueue(const Notice& notice, const std::uint32_t* segments);  // false: there is no room
