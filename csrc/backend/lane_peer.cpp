@@ -16,7 +16,6 @@ namespace {
 
 constexpr std::uint32_t notice_magic = 0x4e58564b;
 constexpr std::uint32_t keys_magic = 0x4b58564b;  // "KVXK"
-constexpr std::size_t max_segments = std::size_t{1} << 20;
 constexpr std::size_t max_early_prepares = 1024;
 constexpr std::size_t descriptors_per_read = 8192;
 

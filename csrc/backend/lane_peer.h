@@ -76,6 +76,7 @@ std::string write_keys(std::span<const RegionKey> keys);
 std::vector<RegionKey> read_keys(const std::string& keys);
 
 inline constexpr std::uint64_t max_descriptors = std::uint64_t{1} << 24;
+inline constexpr std::size_t max_segments = std::size_t{1} << 20;
 inline constexpr std::uint32_t max_inflight = 256;
 inline constexpr std::size_t max_last_events = 2 * max_inflight + 1;  // errors of all open transfers, and peer_lost
 

@@ -150,5 +150,20 @@ TEST(ucx_faults, a_pull_that_close_ends_is_written_no_more_once_that_is_told) {
   }
 }
 
+// Whether UCX is done with a piece at once or later, and whoever moves it: what stands still is told by this alone.
+TEST(ucx_faults, both_sides_count_each_byte_once) {
+  if (!here()) return;
+  for (const Options& options :
+       {Options{{"pull", 1}}, {{"pull", 2}}, {{"endpoints", 3}}, {{"window", 1}}, {{"errors", 1}}})
+    for (const PlanPieces& pieces : {one_piece(4 << 20), shuffled(512, 512, 64)}) {
+      const Subject subject{"ucx", opener(options)};
+      Rig rig(subject, {4 << 20});
+      const auto plans = rig.prepare(pieces);
+      rig.move(plans, Op::push, 1);
+      rig.move(plans, Op::pull, 2);
+      for (const End* side : {&rig.a, &rig.b}) CHECK_EQ(side->context->bytes_moved(), 2 * pieces.bytes());
+    }
+}
+
 }  // namespace
 }  // namespace kvxfer::test

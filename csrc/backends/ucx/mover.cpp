@@ -55,6 +55,7 @@ std::optional<Parting> UcxPeer::move_until_parting(Mover& mover) {
     }
     if (mover.parting) return mover.parting;
     busy |= hand_to_ucx(mover, waits_for_ready);
+    tell_progress(mover);
     busy |= finish_parts(mover);
     if (mover.number == 0) busy |= send_messages(mover);
     if (!busy)
@@ -117,29 +118,60 @@ void UcxPeer::hand_over_piece(Mover& mover, const iovec& here, const iovec& ther
   const RemotePool* const other = holding(mover.remote, mover.last_remote, to, here.iov_len);
   if (own == nullptr || other == nullptr) return mover.endpoint.fail(UCS_ERR_INVALID_ADDR);
   Part& part = *mover.part;
-  mover.put_param.user_data = &part;
+  Request& made = *mover.unused.back();
+  made = {&part, here.iov_len};
+  mover.put_param.user_data = &made;
   mover.put_param.memh = own->handle;
   const ucs_status_ptr_t request =
       part.transfer->gets()
           ? library_.ucp_get_nbx(mover.endpoint.get(), here.iov_base, here.iov_len, to, other->key, &mover.put_param)
           : library_.ucp_put_nbx(mover.endpoint.get(), here.iov_base, here.iov_len, to, other->key, &mover.put_param);
   if (UCS_PTR_IS_ERR(request)) return mover.endpoint.fail(UCS_PTR_STATUS(request));
-  if (request == nullptr) return;
+  if (request == nullptr) return moved(part, here.iov_len);
+  mover.unused.pop_back();
   ++mover.outstanding;
   ++part.outstanding;
 }
 
-void UcxPeer::on_moved(void* request, ucs_status_t status, void* user_data) {
-  Part& part = *static_cast<Part*>(user_data);
+void UcxPeer::on_moved(void* handle, ucs_status_t status, void* user_data) {
+  auto& request = *static_cast<Request*>(user_data);
+  Part& part = *request.part;
+  Mover& mover = *part.mover;
+  mover.unused.push_back(&request);
   --part.outstanding;
-  --part.mover->outstanding;
-  if (status != UCS_OK) part.mover->endpoint.fail(status);
-  part.mover->peer.library_.ucp_request_free(request);
+  --mover.outstanding;
+  if (status == UCS_OK)
+    mover.peer.moved(part, request.bytes);
+  else
+    mover.endpoint.fail(status);
+  mover.peer.library_.ucp_request_free(handle);
+}
+
+void UcxPeer::moved(Part& part, std::uint64_t bytes) {
+  part.transfer->done.fetch_add(bytes, std::memory_order_relaxed);
+  bytes_moved_.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+void UcxPeer::tell_progress(Mover& mover) {
+  if (mover.touched.empty()) return;
+  const Nanoseconds now = now_ns();
+  if (now - mover.looked_at < progress_interval) return;
+  mover.looked_at = now;
+  for (const Part* part : mover.touched) {
+    Transfer& transfer = *part->transfer;
+    Outcome outcome;
+    {
+      const std::lock_guard lock(mutex_);
+      if (transfer.done == transfer.told || now - transfer.told_at < progress_interval) continue;
+      transfer.told_at = now;
+      outcome.notice = about(transfer, NoticeKind::progress);
+    }
+    perform(outcome);
+  }
 }
 
 bool UcxPeer::take_chunk(Mover& mover, bool& waits_for_ready) {
   waits_for_ready = false;
-  Outcome outcome;
   {
     const std::lock_guard lock(mutex_);
     const auto at = std::ranges::find_if(queue_, [](const Transfer* t) {
@@ -155,8 +187,6 @@ bool UcxPeer::take_chunk(Mover& mover, bool& waits_for_ready) {
     mover.chunk = {range.from, std::min(range.to, range.from + transfer.chunk_bytes)};
     range.from = mover.chunk.to;
     if (range.from == range.to) ++transfer.next_left;
-    transfer.done += mover.chunk.to - mover.chunk.from;
-    bytes_moved_.fetch_add(mover.chunk.to - mover.chunk.from, std::memory_order_relaxed);
     mover.part = &transfer.parts[mover.number];
     if (!mover.part->open) {
       mover.part->open = true;
@@ -166,12 +196,8 @@ bool UcxPeer::take_chunk(Mover& mover, bool& waits_for_ready) {
     if (transfer.next_left == transfer.left.size()) {
       transfer.handed_out = true;
       queue_.erase(at);
-    } else if (const Nanoseconds now = now_ns(); now - transfer.told_at >= progress_interval) {
-      transfer.told_at = now;
-      outcome.notice = about(transfer, NoticeKind::progress);
     }
   }
-  if (outcome.notice) send(*outcome.notice, nullptr, -1);
   if (movers_.size() > 1 && mover.part->transfer->handed_out) alert_all();  // others may have an end to tell
   return true;
 }
@@ -189,7 +215,7 @@ bool UcxPeer::finish_parts(Mover& mover) {
       flush(mover, part);
       busy = true;
     }
-    if (gets ? part.outstanding > 0 : !part.flushed) {
+    if (part.outstanding > 0 || (!gets && !part.flushed)) {
       ++i;
       continue;
     }

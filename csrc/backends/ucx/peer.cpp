@@ -15,6 +15,8 @@ constexpr std::uint64_t least_chunk = std::uint64_t{256} << 10;
 // Into how many chunks an endpoint's share of a request is cut at least, so that all end at about the same time.
 constexpr std::uint64_t chunks_per_endpoint = 4;
 constexpr std::size_t pieces_at_once = 64;
+// A request names so many ranges at most, or nearly always; for more, room has to be made while data moves.
+constexpr std::size_t likely_ranges = 16;
 constexpr std::size_t messages_per_batch = 1024;
 // When so many wait the peer takes none of them: it is stopped, or does not progress.
 constexpr std::size_t most_batches = 64;
@@ -34,6 +36,7 @@ UcxPeer::Mover::Mover(UcxPeer& of, std::size_t its_number, std::uint64_t client_
     : peer(of),
       number(its_number),
       endpoint(of.context_, of.settings_.errors, client_id),
+      requests(of.settings_.window),
       here(pieces_at_once),
       there(pieces_at_once) {
   put_param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMH;
@@ -41,6 +44,7 @@ UcxPeer::Mover::Mover(UcxPeer& of, std::size_t its_number, std::uint64_t client_
   flush_param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   flush_param.cb.send = on_flushed;
   touched.reserve(2 * max_inflight);
+  for (Request& request : requests) unused.push_back(&request);
 }
 
 UcxPeer::UcxPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes, std::shared_ptr<UcpContext> context,
@@ -51,6 +55,7 @@ UcxPeer::UcxPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes
       settings_(settings),
       transfers_(2 * max_inflight) {
   queue_.reserve(transfers_.size());
+  for (Transfer& transfer : transfers_) transfer.left.reserve(likely_ranges);
   add_messages();
 }
 
@@ -268,7 +273,8 @@ UcxPeer::Transfer* UcxPeer::open_transfer(LanePlan& plan, bool mine, Op op, Role
   unused->ready = nullptr;
   unused->cancelling = unused->copied = unused->lost = false;
   unused->next_left = 0;
-  unused->total = unused->done = unused->told = 0;
+  unused->total = unused->told = 0;
+  unused->done = 0;
   unused->told_at = now_ns();
   unused->parts_open = 0;
   unused->handed_out = false;
@@ -348,9 +354,10 @@ Notice UcxPeer::about(Transfer& transfer, NoticeKind kind) {
   notice.plan = transfer.plan->id();
   notice.op = transfer.op;
   notice.tag = transfer.tag;
-  notice.count = transfer.done - transfer.told;
+  const std::uint64_t done = transfer.done;
+  notice.count = done - transfer.told;
   notice.total = transfer.total;
-  transfer.told = transfer.done;
+  transfer.told = done;
   return notice;
 }
 
@@ -445,7 +452,8 @@ std::string UcxPeer::take_message(std::span<const std::byte> head, std::span<con
   Notice notice;
   if (head.size() != sizeof notice) return "protocol error: no notice where one belongs";
   std::memcpy(&notice, head.data(), sizeof notice);
-  if (notice.magic != Notice{}.magic || notice.payload_bytes != rest.size() || rest.size() % sizeof(std::uint32_t) != 0)
+  if (notice.magic != Notice{}.magic || notice.payload_bytes != rest.size() ||
+      rest.size() % sizeof(std::uint32_t) != 0 || rest.size() > max_segments * sizeof(std::uint32_t))
     return "protocol error: no notice where one belongs";
   if (notice.op != Op::push && notice.op != Op::pull) return "protocol error: unknown operation";
   if (!rest.empty() && notice.kind != NoticeKind::request) return "protocol error: a payload where none belongs";

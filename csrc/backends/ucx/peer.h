@@ -73,6 +73,12 @@ class UcxPeer final : public LanePeer {
     bool flushed = false;
   };
 
+  // One piece that UCX has.
+  struct Request {
+    Part* part = nullptr;
+    std::uint64_t bytes = 0;
+  };
+
   enum class Role : std::uint8_t { move, ask };  // whose pieces this side moves; which it asks the other side to move
 
   struct Transfer {
@@ -90,7 +96,7 @@ class UcxPeer final : public LanePeer {
     std::size_t next_left = 0;
     std::uint64_t chunk_bytes = 0;
     std::uint64_t total = 0;
-    std::uint64_t done = 0;
+    std::atomic<std::uint64_t> done{0};  // bytes that UCX is done with
     std::uint64_t told = 0;
     Nanoseconds told_at = 0;
     std::uint32_t parts_open = 0;         // endpoints that have something of it under way
@@ -122,7 +128,10 @@ class UcxPeer final : public LanePeer {
     std::size_t last_local = 0, last_remote = 0;
     ucp_request_param_t put_param{}, flush_param{};
     std::uint32_t outstanding = 0;
-    Part* part = nullptr;  // whose chunk is being handed to UCX
+    std::vector<Request> requests;  // as many as may be under way
+    std::vector<Request*> unused;
+    Nanoseconds looked_at = 0;  // when tell_progress() last did
+    Part* part = nullptr;       // whose chunk is being handed to UCX
     Range chunk;
     std::vector<iovec> here, there;
     std::size_t pieces = 0, next_piece = 0;
@@ -162,6 +171,8 @@ class UcxPeer final : public LanePeer {
   bool finish_parts(Mover& mover);
   void flush(Mover& mover, Part& part);
   void part_done(Part& part);
+  void moved(Part& part, std::uint64_t bytes);
+  void tell_progress(Mover& mover);
   bool send_messages(Mover& mover);
   void send_message(Mover& mover, Message& message);
   void part_in_order(Mover& mover);
@@ -171,7 +182,7 @@ class UcxPeer final : public LanePeer {
   void mark_ended(Mover& mover, bool gone);
   void set_notices_over();
   const std::string& broken_of(const Mover& mover) const;
-  static void on_moved(void* request, ucs_status_t status, void* part);
+  static void on_moved(void* handle, ucs_status_t status, void* request);
   static void on_flushed(void* request, ucs_status_t status, void* part);
   static void on_sent(void* request, ucs_status_t status, void* message);
   static void on_message(void* peer, std::span<const std::byte> notice, std::span<const std::byte> segments);
