@@ -47,7 +47,7 @@ Region LaneContext::allocate(std::uint64_t bytes, MemoryKind kind, int numa) {
     const std::lock_guard lock(mutex_);
     mappings_.push_back(std::move(made));
   }
-  return register_memory(address, bytes, kind);
+  return LaneContext::register_memory(address, bytes, kind);  // what more an engine does is for the registration proper
 }
 
 const Mapping* LaneContext::pool(std::uint32_t number) const {

@@ -47,6 +47,7 @@ class LaneContext : public Context {
   void close() noexcept override;
 
  protected:
+  void require_open() const;  // throws Error(usage)
   virtual std::shared_ptr<LanePeer> make_peer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes) = 0;
   std::vector<std::shared_ptr<LanePeer>> peers() const;
   // What the peer is told of a region.
@@ -61,7 +62,6 @@ class LaneContext : public Context {
   std::shared_ptr<Peer> adopt(std::vector<Socket> lanes, bool first, Deadline deadline);
   LanePeer& own(const Peer& peer) const;
   LanePlan& own(Plan& plan) const;
-  void require_open() const;
 
   const Capabilities capabilities_;
   const std::string token_;

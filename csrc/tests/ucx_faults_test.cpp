@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "backend/lane.h"
+#include "backend/lane_peer.h"
 #include "backends/ucx/ucx.h"
 #include "tests/check.h"
 #include "tests/conformance/rig.h"
@@ -163,6 +164,44 @@ TEST(ucx_faults, both_sides_count_each_byte_once) {
       rig.move(plans, Op::pull, 2);
       for (const End* side : {&rig.a, &rig.b}) CHECK_EQ(side->context->bytes_moved(), 2 * pieces.bytes());
     }
+}
+
+TEST(ucx_faults, a_closed_context_allocates_nothing) {
+  if (!here()) return;
+  for (const Options& options : {Options{}, {{"pool", 1}}}) {
+    const auto closed = ucx::open(token, options);
+    closed->close();
+    CHECK_THROWS(Fault::usage, "closed", closed->allocate(4096, MemoryKind::host, -1));
+  }
+}
+
+// As one piece, whichever part of it is the first to be registered: every piece needs a key, and RDMA to be pinned.
+TEST(ucx_faults, allocated_memory_is_registered_as_a_whole) {
+  if (!here()) return;
+  constexpr std::uint64_t whole = 1 << 20;
+  constexpr std::size_t at_pool_bytes = 16 + sizeof(RegionKey) + 16;  // in keys of one region: see memory.cpp
+  const auto context = ucx::open(token, {});
+  const Region all = context->allocate(whole, MemoryKind::host, -1);
+  const Region part = context->register_memory(all.address + 4096, 4096, MemoryKind::host);
+  const std::string keys = context->export_keys(std::span(&part, 1));
+  std::uint64_t bytes = 0;
+  CHECK(keys.size() > at_pool_bytes + sizeof bytes);
+  std::memcpy(&bytes, keys.data() + at_pool_bytes, sizeof bytes);
+  CHECK_EQ(bytes, whole);
+}
+
+// One whose wire-up failed is among them, and was never asked anything.
+TEST(ucx_faults, details_are_told_whatever_became_of_peers) {
+  if (!here()) return;
+  const auto listens = ucx::open(token, {});
+  const std::string endpoint = listens->listen("127.0.0.1", 0);
+  together([&] { CHECK_THROWS(Fault::peer_lost, "", listens->accept(soon())); },
+           [&] { connect_lanes(endpoint, token, 1, soon()); });
+  CHECK(!listens->details().contains("pull"));
+  const auto connects = ucx::open(token, {});
+  std::shared_ptr<Peer> ours;
+  together([&] { listens->accept(soon()); }, [&] { ours = connects->connect(endpoint, soon()); });
+  CHECK(listens->details().contains("pull"));
 }
 
 }  // namespace

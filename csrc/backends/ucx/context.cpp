@@ -33,7 +33,8 @@ UcpContext::UcpContext(const Library& library, Errors errors) : library_(library
 }
 
 UcpContext::~UcpContext() {
-  for (const Pool& one : pools_) library_.ucp_mem_unmap(context_, one.handle);
+  for (const Pool& one : pools_)
+    if (one.handle != nullptr) library_.ucp_mem_unmap(context_, one.handle);
   library_.ucp_cleanup(context_);
 }
 
@@ -42,33 +43,66 @@ void UcpContext::set(ucp_config_t* config, const char* name, const char* value) 
   if (std::getenv((std::string("UCX_") + name).c_str()) == nullptr) library_.ucp_config_modify(config, name, value);
 }
 
-std::vector<Pool> UcpContext::pools() const {
+void UcpContext::remember(std::byte* address, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  return pools_;
+  pools_.push_back({reinterpret_cast<std::uint64_t>(address), bytes, nullptr});
 }
 
-Pool UcpContext::map(std::byte* address, std::uint64_t bytes) {
-  if (address != nullptr)
-    if (const auto known = find(address, bytes)) return pools()[*known];
-  ucp_mem_map_params_t params{};
-  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS;
-  params.address = address;
-  params.length = bytes;
-  params.flags = address == nullptr ? unsigned{UCP_MEM_MAP_ALLOCATE} : 0U;
-  Pool made{reinterpret_cast<std::uint64_t>(address), bytes, nullptr};
-  if (const auto status = library_.ucp_mem_map(context_, &params, &made.handle); status != UCS_OK)
-    throw Error(Fault::unavailable, why("UCX cannot register " + std::to_string(bytes) +
-                                            " bytes of memory (RDMA pins it: `ulimit -l` bounds how much)",
-                                        status));
-  if (address == nullptr) {
-    ucp_mem_attr_t attributes{};
-    attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS;
-    library_.ucp_mem_query(made.handle, &attributes);
-    made.address = reinterpret_cast<std::uint64_t>(attributes.address);
+void UcpContext::map(std::byte* address, std::uint64_t bytes) {
+  if (const auto known = find(address, bytes)) {
+    registered(*known);
+    return;
   }
+  const auto at = reinterpret_cast<std::uint64_t>(address);
+  const Pool made{at, bytes, map_now(at, bytes, 0)};
+  const std::lock_guard lock(mutex_);
+  pools_.push_back(made);
+}
+
+Pool UcpContext::allocate(std::uint64_t bytes) {
+  Pool made{0, bytes, map_now(0, bytes, UCP_MEM_MAP_ALLOCATE)};
+  ucp_mem_attr_t attributes{};
+  attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS;
+  if (const auto status = library_.ucp_mem_query(made.handle, &attributes); status != UCS_OK) {
+    library_.ucp_mem_unmap(context_, made.handle);
+    throw Error(Fault::unavailable, why("UCX does not tell where the memory is that it allocated", status));
+  }
+  made.address = reinterpret_cast<std::uint64_t>(attributes.address);
   const std::lock_guard lock(mutex_);
   pools_.push_back(made);
   return made;
+}
+
+std::vector<Pool> UcpContext::pools() {
+  std::vector<Pool> all;
+  std::size_t count = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    count = pools_.size();
+  }
+  for (std::size_t number = 0; number < count; ++number) all.push_back(registered(number));
+  return all;
+}
+
+Pool UcpContext::registered(std::size_t number) {
+  const std::lock_guard lock(mutex_);
+  Pool& pool = pools_[number];
+  if (pool.handle == nullptr) pool.handle = map_now(pool.address, pool.bytes, 0);
+  return pool;
+}
+
+ucp_mem_h UcpContext::map_now(std::uint64_t address, std::uint64_t bytes, unsigned flags) const {
+  ucp_mem_map_params_t params{};
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS;
+  params.address = reinterpret_cast<void*>(address);
+  params.length = bytes;
+  params.flags = flags;
+  ucp_mem_h handle = nullptr;
+  if (const auto status = library_.ucp_mem_map(context_, &params, &handle); status != UCS_OK)
+    throw Error(Fault::unavailable, why("UCX cannot register " + std::to_string(bytes) +
+                                            " bytes of memory (RDMA pins it: `ulimit -l` bounds how much)",
+                                        status));
+  return handle;
 }
 
 std::optional<std::size_t> UcpContext::find(const std::byte* address, std::uint64_t bytes) const {
@@ -78,8 +112,8 @@ std::optional<std::size_t> UcpContext::find(const std::byte* address, std::uint6
   return at;
 }
 
-PoolKey UcpContext::key(std::size_t number) const {
-  const Pool pool = pools()[number];
+PoolKey UcpContext::key(std::size_t number) {
+  const Pool pool = registered(number);
   void* packed = nullptr;
   std::size_t bytes = 0;
   if (const auto status = library_.ucp_rkey_pack(context_, pool.handle, &packed, &bytes); status != UCS_OK)

@@ -29,21 +29,27 @@ class UcpContext {
   const Library& library() const { return library_; }
   ucp_context_h get() const { return context_; }
 
-  // The functions below from any thread.
-  std::vector<Pool> pools() const;
-  // Registers memory, unless it lies in what is registered already. A null address: UCX allocates it, so that it can be
-  // reached from other processes. Throws Error(unavailable).
-  Pool map(std::byte* address, std::uint64_t bytes);
+  // The functions below from any thread. Those that register memory throw Error(unavailable).
+  // Memory that is registered, all of it at once, when any of it is first to be used.
+  void remember(std::byte* address, std::uint64_t bytes);
+  // Registers memory, unless it is: all of what is remembered where it lies in that.
+  void map(std::byte* address, std::uint64_t bytes);
+  // Registered memory that UCX allocates, so that it can be reached from other processes.
+  Pool allocate(std::uint64_t bytes);
+  // All of it, registered.
+  std::vector<Pool> pools();
   std::optional<std::size_t> find(const std::byte* address, std::uint64_t bytes) const;
-  PoolKey key(std::size_t number) const;
+  PoolKey key(std::size_t number);
 
  private:
+  ucp_mem_h map_now(std::uint64_t address, std::uint64_t bytes, unsigned flags) const;
+  Pool registered(std::size_t number);
   void set(ucp_config_t* config, const char* name, const char* value) const;
 
   const Library& library_;
   ucp_context_h context_ = nullptr;
   mutable std::mutex mutex_;
-  std::vector<Pool> pools_;
+  std::vector<Pool> pools_;  // without a handle: only remembered so far
 };
 
 }  // namespace kvxfer::ucx

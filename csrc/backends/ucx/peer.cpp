@@ -246,6 +246,11 @@ std::shared_ptr<LanePlan> UcxPeer::prepare(const PlanArrays& arrays, std::span<c
 
 // --- transfers -------------------------------------------------------------------------------------------------------
 
+bool UcxPeer::wired_up() const {
+  const std::lock_guard lock(mutex_);
+  return started_;
+}
+
 bool UcxPeer::pulls_by_put() const {
   if (settings_.pull != Pull::by_transport) return settings_.pull == Pull::put;
   return movers_.front()->transport.starts_with("tcp");

@@ -47,6 +47,7 @@ class UcxPeer final : public LanePeer {
   bool cancel(std::uint64_t tag) override;
   // How a pull of this side moves bytes: the other side puts them, when asked; or this side gets them.
   bool pulls_by_put() const;
+  bool wired_up() const;  // one that is not is asked nothing else
   std::vector<std::string> describe() const override;
   std::uint64_t bytes_moved() const override { return bytes_moved_.load(std::memory_order_relaxed); }
 

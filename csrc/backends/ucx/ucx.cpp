@@ -42,13 +42,17 @@ class UcxContext final : public LaneContext {
 
   // UCX's own allocation can be mapped by another process; any other memory is copied by the kernel there (cma).
   Region allocate(std::uint64_t bytes, MemoryKind kind, int numa) override {
-    if (!own_allocation_ || bytes == 0 || bytes > most_of_ucx || kind != MemoryKind::host)
-      return LaneContext::allocate(bytes, kind, numa);
+    if (!own_allocation_ || bytes == 0 || bytes > most_of_ucx || kind != MemoryKind::host) {
+      const Region region = LaneContext::allocate(bytes, kind, numa);
+      ucp_->remember(region.address, region.bytes);
+      return region;
+    }
+    require_open();
     if (numa >= 0) throw Error(Fault::unavailable, "UCX's own allocation cannot be placed on a NUMA node: pool=0 can");
-    const Pool made = ucp_->map(nullptr, bytes);
+    const Pool made = ucp_->allocate(bytes);
     auto* const address = reinterpret_cast<std::byte*>(made.address);
     poison(address, bytes);  // every page is there before it is handed out
-    return register_memory(address, bytes, kind);
+    return LaneContext::register_memory(address, bytes, kind);
   }
   Region register_memory(std::byte* address, std::uint64_t bytes, MemoryKind kind) override {
     const Region region = LaneContext::register_memory(address, bytes, kind);
@@ -60,9 +64,12 @@ class UcxContext final : public LaneContext {
   std::map<std::string, std::string> details() const override {
     std::map<std::string, std::string> found{{"errors", settings_.errors == Errors::peer ? "peer" : "none"},
                                              {"transports", library().transports()}};
-    if (const auto all = peers(); !all.empty())
-      found["pull"] =
-          static_cast<const UcxPeer&>(*all.front()).pulls_by_put() ? "put by the target, when asked" : "get";
+    for (const auto& one : peers()) {
+      const auto& peer = static_cast<const UcxPeer&>(*one);
+      if (!peer.wired_up()) continue;
+      found["pull"] = peer.pulls_by_put() ? "put by the target, when asked" : "get";
+      break;
+    }
     for (char** one = environ; *one != nullptr; ++one) {
       const std::string text = *one;
       const std::size_t equals = text.find('=');
