@@ -99,31 +99,32 @@ fs::path choose() {
   throw Error(Fault::unavailable, std::string("no UCX here: ") + how_to_get);
 }
 
-// What UCX reads of its environment when it is loaded; what the user has set stays. It writes to stdout otherwise,
-// where results go, and what it would say of a lost peer is this side's to tell.
-std::vector<std::string> set_up_environment() {
+// Opens the library with what it reads of its environment when it is loaded; what the user has set stays, and nothing
+// else, so that no child of this process takes it for the user's. UCX writes to stdout otherwise, where results go, and
+// what it would say of a lost peer is this side's to tell.
+void* load_quietly(const fs::path& path) {
   // No signal handlers: they are the application's.
   constexpr std::pair<const char*, const char*> wanted[] = {{"UCX_LOG_FILE", "stderr"},
                                                             {"UCX_LOG_LEVEL", "fatal"},
                                                             {"UCX_HANDLE_ERRORS", "none"},
                                                             {"UCX_WARN_UNUSED_ENV_VARS", "n"}};
-  std::vector<std::string> set;
+  std::vector<const char*> set;
   for (const auto& [name, value] : wanted) {
     if (std::getenv(name) != nullptr) continue;
     ::setenv(name, value, 0);
-    set.emplace_back(name);
+    set.push_back(name);
   }
-  return set;
+  void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  for (const char* name : set) ::unsetenv(name);
+  return handle;
 }
 
 Library load() {
   const fs::path path = choose();
-  std::vector<std::string> own_variables = set_up_environment();
-  void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* const handle = load_quietly(path);
   if (handle == nullptr) throw Error(Fault::unavailable, std::string("UCX cannot be loaded: ") + ::dlerror());
   Library found;
   found.path = path.string();
-  found.own_variables = std::move(own_variables);
 #define KVXFER_UCP_LOOK_UP(name)                                               \
   found.name = reinterpret_cast<decltype(found.name)>(::dlsym(handle, #name)); \
   if (found.name == nullptr)                                                   \
@@ -150,8 +151,6 @@ Library load() {
 }  // namespace
 
 bool Library::has(const std::string& module) const { return contains(modules, module); }
-
-bool Library::is_ours(const std::string& variable) const { return contains(own_variables, variable); }
 
 std::string Library::transports() const {
   std::string text = "self,tcp,sysv,posix";

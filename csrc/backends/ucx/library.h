@@ -58,10 +58,7 @@ struct Library {
   std::vector<std::string> modules;  // transports beside the built-in ones, as they lie beside the library
   std::string warning;               // what nobody should overlook; empty: nothing
 
-  std::vector<std::string> own_variables;  // that were set here, and not by the user
-
   bool has(const std::string& module) const;
-  bool is_ours(const std::string& variable) const;
   std::string transports() const;
 };
 

@@ -73,7 +73,7 @@ class UcxContext final : public LaneContext {
     for (char** one = environ; *one != nullptr; ++one) {
       const std::string text = *one;
       const std::size_t equals = text.find('=');
-      if (text.starts_with("UCX_") && equals != std::string::npos && !library().is_ours(text.substr(0, equals)))
+      if (text.starts_with("UCX_") && equals != std::string::npos)
         found[text.substr(0, equals)] = text.substr(equals + 1);
     }
     return found;
