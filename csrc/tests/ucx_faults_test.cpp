@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <cstdlib>
 
 #include "backend/lane.h"
 #include "backend/lane_peer.h"
@@ -107,9 +108,35 @@ TEST(ucx_faults, a_wire_up_that_fails_leaves_no_port_open) {
   CHECK(!listened_to(there.port));
 }
 
+// Any other byte than the one that says that it is connected.
+TEST(ucx_faults, a_peer_that_gives_up_its_wire_up_is_not_waited_for) {
+  if (!here()) return;
+  const auto listens = ucx::open(token, {});
+  const std::string endpoint = listens->listen("127.0.0.1", 0);
+  together([&] { CHECK_THROWS(Fault::peer_lost, "gave up", listens->accept(soon())); },
+           [&] {
+             const auto lanes = connect_lanes(endpoint, token, 1, soon());
+             const Offer offer;
+             send_all(lanes[0].fd(), &offer, sizeof offer);
+             Answer answer;
+             receive_all(lanes[0].fd(), &answer, sizeof answer);
+             send_all(lanes[0].fd(), "K", 1);
+             char byte = 0;
+             while (receive_all(lanes[0].fd(), &byte, 1) == 0) continue;
+           });
+}
+
+// Children of this process would take them for the user's, and say so in results.
+TEST(ucx_faults, nothing_of_ours_stays_in_the_environment) {
+  if (!here()) return;
+  ucx::open(token, {});
+  for (const char* name : {"UCX_LOG_FILE", "UCX_LOG_LEVEL", "UCX_HANDLE_ERRORS", "UCX_WARN_UNUSED_ENV_VARS"})
+    CHECK(std::getenv(name) == nullptr);
+}
+
 TEST(ucx_faults, close_ends_a_wire_up_while_it_makes_endpoints) {
   if (!here()) return;
-  for (int time = 0; time < 10; ++time) {
+  for (int time = 0; time < 6; ++time) {
     const auto listens = ucx::open(token, {});
     const std::string endpoint = listens->listen("127.0.0.1", 0);
     together(
@@ -123,7 +150,7 @@ TEST(ucx_faults, close_ends_a_wire_up_while_it_makes_endpoints) {
         [&] {
           const auto lanes = connect_lanes(endpoint, token, 1, soon());
           Offer offer;
-          offer.endpoints = 16;
+          offer.endpoints = 8;
           send_all(lanes[0].fd(), &offer, sizeof offer);
           std::this_thread::sleep_for(std::chrono::microseconds(500) * time);
           listens->close();
@@ -134,7 +161,7 @@ TEST(ucx_faults, close_ends_a_wire_up_while_it_makes_endpoints) {
 // Whoever closes with a pull open is told of its end when the other side writes no more of it: not before.
 TEST(ucx_faults, a_pull_that_close_ends_is_written_no_more_once_that_is_told) {
   if (!here()) return;
-  constexpr std::uint64_t bytes = 256 << 20;
+  constexpr std::uint64_t bytes = 64 << 20;
   for (const Options& options : {Options{{"pull", 2}}, {{"pull", 2}, {"endpoints", 2}}}) {
     Pair pair(opener(options), {bytes});
     const Plans plans = pair.prepare(one_piece(bytes));
@@ -156,7 +183,7 @@ TEST(ucx_faults, both_sides_count_each_byte_once) {
   if (!here()) return;
   for (const Options& options :
        {Options{{"pull", 1}}, {{"pull", 2}}, {{"endpoints", 3}}, {{"window", 1}}, {{"errors", 1}}})
-    for (const PlanPieces& pieces : {one_piece(4 << 20), shuffled(512, 512, 64)}) {
+    for (const PlanPieces& pieces : {one_piece(4 << 20), shuffled(256, 512, 64)}) {
       const Subject subject{"ucx", opener(options)};
       Rig rig(subject, {4 << 20});
       const auto plans = rig.prepare(pieces);

@@ -148,8 +148,7 @@ void UcxPeer::connect_endpoints(Deadline deadline) {
   progress_until(
       [this] { return std::ranges::all_of(movers_, [](const auto& mover) { return mover->endpoint.flushed(); }); },
       deadline);
-  const char ready = 1;
-  if (const int code = send_all(lanes_[0].fd(), &ready, sizeof ready))
+  if (const int code = send_all(lanes_[0].fd(), &ready_byte, sizeof ready_byte))
     throw Error(Fault::peer_lost, "the peer was lost: " + closed_or(code));
 }
 
@@ -172,8 +171,7 @@ void UcxPeer::listen_for_endpoints(Deadline deadline) {
   iovec parts[2] = {{&answer, sizeof answer}, {addresses.data(), addresses.size() * sizeof addresses[0]}};
   if (const int code = send_vectors(lanes_[0].fd(), parts, 2))
     throw Error(Fault::peer_lost, "the peer was lost: " + closed_or(code));
-  char ready = 0;
-  progress_until([&] { return said(lanes_[0].fd(), ready); }, deadline);
+  progress_until([this] { return said_ready(lanes_[0].fd()); }, deadline);
   progress_until(
       [this] { return std::ranges::all_of(movers_, [](const auto& mover) { return mover->endpoint.accepted(); }); },
       deadline);

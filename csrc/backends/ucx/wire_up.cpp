@@ -11,6 +11,7 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 
 #include "backend/error.h"
@@ -53,14 +54,24 @@ std::optional<sockaddr_storage> address_of(const std::string& interface) {
   return std::nullopt;
 }
 
+// UCX_NET_DEVICES: names of devices (mlx5_0) or of their ports (mlx5_0:1); after ^ those that are not to be used.
+bool allows(const std::string& list, const std::string& device) {
+  const bool excepted = list.starts_with('^');
+  std::istringstream entries(excepted ? list.substr(1) : list);
+  for (std::string entry; std::getline(entries, entry, ',');) {
+    const std::string name = entry.substr(0, entry.find(':'));
+    if (name == "all" || name == device) return !excepted;
+  }
+  return excepted;
+}
+
 // Of the first RDMA device that UCX may use and that has one.
 std::optional<sockaddr_storage> rdma_address() {
   const char* allowed = std::getenv("UCX_NET_DEVICES");
   std::error_code code;
   for (const auto& device : fs::directory_iterator("/sys/class/infiniband", code)) {
     const std::string name = device.path().filename();
-    if (allowed != nullptr && std::strstr(allowed, name.c_str()) == nullptr && std::strcmp(allowed, "all") != 0)
-      continue;
+    if (allowed != nullptr && !allows(allowed, name)) continue;
     if (const auto found = address_of(interface_of_device(device.path()))) return found;
   }
   return std::nullopt;
@@ -117,9 +128,11 @@ std::uint64_t random_id() {
   return number;
 }
 
-bool said(int fd, char& byte) {
+bool said_ready(int fd) {
+  char byte = 0;
   const ssize_t got = ::recv(fd, &byte, 1, MSG_DONTWAIT);
-  if (got == 1) return true;
+  if (got == 1 && byte == ready_byte) return true;
+  if (got == 1) throw Error(Fault::peer_lost, "the peer gave up UCX's wire-up");  // it says farewell, or nonsense
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
   throw Error(Fault::peer_lost, "the peer was lost: " + closed_or(got == 0 ? ECONNRESET : errno));
 }

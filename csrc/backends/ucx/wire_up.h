@@ -46,7 +46,8 @@ sockaddr_storage with_port(const sockaddr_storage& host, std::uint16_t port);
 sockaddr_storage self_of(int fd);
 sockaddr_storage peer_of(int fd);
 std::uint64_t random_id();
-// Takes the one byte that a socket holds, if any. Throws Error(peer_lost) when it is closed.
-bool said(int fd, char& byte);
+inline constexpr char ready_byte = 1;  // the one byte that the side that connects says once it is
+// Whether it has come. Throws Error(peer_lost) when the socket is closed, or something else came.
+bool said_ready(int fd);
 
 }  // namespace kvxfer::ucx
