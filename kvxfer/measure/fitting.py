@@ -18,7 +18,7 @@ from kvxfer.measure.hosts import Hosts
 from kvxfer.measure.pair import Pair
 from kvxfer.measure.request import Effort, Row, tables
 from kvxfer.measure.row import NOISY_SHARE, Say, others_share
-from kvxfer.measure.run import Outcome, Request
+from kvxfer.measure.run import Outcome, Request, require_transport
 from kvxfer.measure.session import Session
 from kvxfer.measure.steady import SteadyState
 
@@ -77,7 +77,7 @@ def fit_all(session: Session, request: Request, hosts: Hosts, seconds: float, ou
     for row in _longest(request.rows):
         try:
             hosts.with_memory_now().require_memory([row])
-            sampled, transport = _measure(session, row, hosts, seconds, request.effort, say)
+            sampled, transport = _measure(session, row, hosts, seconds, request, say)
             measured = [one for one in sampled if one.ns]
             entry = fit([one.point() for one in measured], row.seed).as_record()
         except KvxferError as error:
@@ -87,7 +87,7 @@ def fit_all(session: Session, request: Request, hosts: Hosts, seconds: float, ou
                 return
             continue
         noisy = sum(one.disturbed for one in measured) / len(measured)
-        outcome.cost_model.append(_of(row, hosts.scope_of(row), transport) | {"noisy_share": noisy} | entry)
+        outcome.cost_model.append(_of(row, hosts.scope_of(row, transport), transport) | {"noisy_share": noisy} | entry)
 
 
 def _longest(rows: Sequence[Row]) -> list[Row]:
@@ -103,12 +103,12 @@ def _longest(rows: Sequence[Row]) -> list[Row]:
 
 
 def _measure(
-    session: Session, row: Row, hosts: Hosts, seconds: float, effort: Effort, say: Say
+    session: Session, row: Row, hosts: Hosts, seconds: float, request: Request, say: Say
 ) -> tuple[list[Sampled], str]:
     """Rounds in which every request of the grid is measured once, in an order of its own."""
     sampled = [Sampled(role, one) for role, one in design(row)]
     share = min(MOST_SECONDS, ALLOWANCE + seconds / (LEAST_PROCESSES * len(sampled)) / 2)
-    effort = Effort(max_seconds=share, min_samples=SAMPLES, setup_repeats=1, verify=effort.verify)
+    effort = Effort(max_seconds=share, min_samples=SAMPLES, setup_repeats=1, verify=request.effort.verify)
     rng = np.random.default_rng(row.seed)
     began, transport = time.monotonic(), ""
     for number in range(MOST_PROCESSES):
@@ -118,6 +118,7 @@ def _measure(
         for done, index in enumerate(rng.permutation(len(sampled))):
             say(f"cost model of {_named(row)}: round {number + 1}, {done}/{len(sampled)}")
             transport = _sample(session, sampled[index], hosts, effort)
+            require_transport(sampled[index].row, transport, request.require_transport)
     return sampled, transport
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kvxfer.backend.probe import ONE_USER, is_one_host
@@ -18,6 +18,9 @@ COLD_FACTOR = 4
 """A line is out of the cache when this many times the last-level cache was touched since its last use."""
 
 MAX_SLOTS = 256
+
+FARTHEST_FIRST = ("network", "loopback", "host")
+"""What bytes go through."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +48,16 @@ class Hosts:
         """Whether the kernel is sure to let the row's backend: it may refuse cma between two users' processes."""
         return row.backend not in ONE_USER or self.here.uid == self.there.uid
 
-    def scope_of(self, row: Row) -> str:
-        """What the row's bytes go through."""
+    def scope_of(self, row: Row, transport: str = "") -> str:
+        """What the row's bytes go through; `transport`: what carried them, once that is known.
+
+        UCX may find memory that both sides can reach where it might have used a network (posix/memory, cma/memory).
+        """
+        if transport and all(lane.endswith("/memory") for lane in transport.split("+")):
+            return "host"
         if not self.same:
             return "network"
         return "host" if is_one_host(row.backend) else "loopback"
-
-    def scope(self, rows: Sequence[Row]) -> str:
-        """Of all rows together; on one host `loopback` as soon as one of them goes through the network stack."""
-        scopes = {self.scope_of(row) for row in rows}
-        return scopes.pop() if len(scopes) == 1 else "loopback"
 
     @property
     def one_machine(self) -> bool:
@@ -126,6 +129,11 @@ class Hosts:
         """The same hosts with what can be used of this one's memory at the moment."""
         there = usable_bytes() if self.sides_here == 2 else self.usable_there
         return replace(self, usable_here=usable_bytes(), usable_there=there)
+
+
+def scope_of_all(scopes: Iterable[str]) -> str:
+    """Of all rows together: the farthest that one of them goes."""
+    return min(scopes, key=FARTHEST_FIRST.index)
 
 
 def what_fits(row: Row, size: Callable[[Row], int], budget: int) -> str:

@@ -19,7 +19,7 @@ from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.measured import measured_rows
 from kvxfer.cost.ratio import ratio_notices, ratio_rows
 from kvxfer.errors import ExitStatus, KvxferError, PeerLostError, UnavailableError
-from kvxfer.measure.hosts import Hosts
+from kvxfer.measure.hosts import Hosts, scope_of_all
 from kvxfer.measure.request import Effort, Pipelining, Row
 from kvxfer.measure.row import RowRun, Say, failed
 from kvxfer.measure.session import Session
@@ -169,16 +169,18 @@ def _finish(run: RowRun, request: Request, outcome: Outcome, say: Say) -> None:
     row = run.finish(say)
     if (warning := row["library"]["warning"]) and warning not in outcome.warnings:
         outcome.warnings.append(warning)
-    wanted = request.require_transport
-    if wanted and not all(_carried_by(lane, wanted) for lane in row["transport"].split("+")):
-        other = wanted.partition("/")[0]
-        known = other != run.row.backend and other in backend_names()
-        hint = f"; give --backend {other} with it" if known else ""
-        raise UnavailableError(
-            f"{run.row.id}: {row['transport']} carried the bytes, and --require-transport wants {wanted}{hint}"
-        )
+    require_transport(run.row, row["transport"], request.require_transport)
     outcome.rows.append(row)
     outcome.references.extend(run.references)
+
+
+def require_transport(row: Row, transport: str, wanted: str) -> None:
+    """Raises UnavailableError when something else carried the row's bytes; wanted "": anything may."""
+    if not wanted or all(_carried_by(lane, wanted) for lane in transport.split("+")):
+        return
+    other = wanted.partition("/")[0]
+    hint = f"; give --backend {other} with it" if other != row.backend and other in backend_names() else ""
+    raise UnavailableError(f"{row.id}: {transport} carried the bytes, and --require-transport wants {wanted}{hint}")
 
 
 def _carried_by(lane: str, wanted: str) -> bool:
@@ -186,9 +188,10 @@ def _carried_by(lane: str, wanted: str) -> bool:
     return lane == wanted or (lane.startswith((wanted + "/", wanted + "_")) and "/" not in lane[: len(wanted)])
 
 
-def _by_memory(row: dict[str, Any]) -> bool:
-    """UCX may find memory that both sides can reach where it might have used a network (posix/memory, cma/memory)."""
-    return row["status"] == "ok" and all(lane.endswith("/memory") for lane in row["transport"].split("+"))
+def _scopes(request: Request, hosts: Hosts, outcome: Outcome) -> dict[str, str]:
+    """What each row's bytes went through, or would have, by the row's id."""
+    carried = {row["id"]: row.get("transport", "") for row in outcome.rows}
+    return {row.id: hosts.scope_of(row, carried.get(row.id, "")) for row in request.rows}
 
 
 def result(request: Request, hosts: Hosts, outcome: Outcome) -> dict[str, Any]:
@@ -196,9 +199,9 @@ def result(request: Request, hosts: Hosts, outcome: Outcome) -> dict[str, Any]:
     assumptions = request.assumptions
     shape = request.rows[0].shape
     models = _models(request.rows, assumptions.kv_bytes_per_token)
-    scope = hosts.scope(request.rows)
-    scopes = {row.id: hosts.scope_of(row) for row in request.rows}
-    rows = [row | {"scope": "host" if _by_memory(row) else scopes[row["id"]]} for row in outcome.rows]
+    scopes = _scopes(request, hosts, outcome)
+    scope = scope_of_all(scopes.values())
+    rows = [row | {"scope": scopes[row["id"]]} for row in outcome.rows]
     moved = [row for row in rows if row["backend"] not in MEASURES_NOTHING]
     measured = measured_rows(moved, scope)
     ratio = [
@@ -262,7 +265,7 @@ def _notices(request: Request, hosts: Hosts, outcome: Outcome) -> list[str]:
         *outcome.warnings,
     ]
     if hosts.same:
-        notices.append(ONE_HOST.format(", ".join(dict.fromkeys(hosts.scope_of(row) for row in request.rows))))
+        notices.append(ONE_HOST.format(", ".join(dict.fromkeys(_scopes(request, hosts, outcome).values()))))
     if hosts.one_machine:
         notices.append(ONE_MACHINE)
     if any(row.backend == "null" for row in request.rows):

@@ -11,9 +11,9 @@ from kvxfer.cache.spec import CacheSpec
 from kvxfer.control.messages import HostInfo
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.errors import UnavailableError
-from kvxfer.measure.hosts import Hosts
+from kvxfer.measure.hosts import Hosts, scope_of_all
 from kvxfer.measure.request import Effort, Row
-from kvxfer.measure.run import Outcome, Request, measure, within_reach
+from kvxfer.measure.run import Outcome, Request, measure, require_transport, result, within_reach
 from kvxfer.model.dtypes import resolve_dtype
 from kvxfer.model.presets import load_model
 
@@ -37,11 +37,38 @@ def test_on_one_host_every_backend_reaches_the_peer() -> None:
     assert [SAME.scope_of(row) for row in asked.rows] == ["loopback", "host", "host"]
 
 
-def test_the_scope_of_a_run_is_that_of_its_rows_or_loopback() -> None:
-    assert SAME.scope(request("shm", "cma").rows) == "host"
-    assert SAME.scope(request("tcp").rows) == "loopback"
-    assert SAME.scope(request("shm", "tcp").rows) == "loopback"
-    assert ELSEWHERE["another machine"].scope(request("tcp").rows) == "network"
+def test_the_scope_of_a_run_is_the_farthest_of_its_rows() -> None:
+    assert scope_of_all(["host", "host"]) == "host"
+    assert scope_of_all(["host", "loopback"]) == "loopback"
+    assert scope_of_all(["host", "network"]) == "network"
+
+
+@pytest.mark.parametrize("hosts", [SAME, *ELSEWHERE.values()], ids=["one host", *ELSEWHERE])
+def test_what_memory_carried_went_through_the_host(hosts: Hosts) -> None:
+    (row,) = request("ucx").rows
+    beyond = "loopback" if hosts.same else "network"
+    assert hosts.scope_of(row, "posix/memory") == hosts.scope_of(row, "cma/memory+sysv/memory") == "host"
+    assert hosts.scope_of(row, "tcp/lo") == hosts.scope_of(row, "posix/memory+tcp/lo") == hosts.scope_of(row) == beyond
+
+
+@pytest.mark.parametrize("status", ["ok", "error"])
+def test_a_result_has_one_scope_of_what_memory_carried(status: str) -> None:
+    asked = request("ucx")
+    row = {"id": asked.rows[0].id, "status": "error", "backend": "ucx"} | (
+        {"transport": "posix/memory"} if status == "ok" else {}
+    )
+    told = result(asked, SAME, Outcome(rows=[row]))
+    scope = "host" if status == "ok" else "loopback"
+    assert told["results"][0]["scope"] == told["scope"] == scope
+    assert any(f"on this host ({scope})" in notice for notice in told["notices"])
+
+
+def test_a_transport_that_was_asked_for_has_to_carry_every_lane() -> None:
+    (row,) = request("ucx").rows
+    require_transport(row, "rc_mlx5/mlx5_0:1", "rc")
+    require_transport(row, "tcp/lo", "")
+    with pytest.raises(UnavailableError, match="tcp/lo carried the bytes, and --require-transport wants rc"):
+        require_transport(row, "rc_mlx5/mlx5_0:1+tcp/lo", "rc")
 
 
 @pytest.mark.parametrize("hosts", ELSEWHERE.values(), ids=ELSEWHERE)
