@@ -19,6 +19,7 @@ from kvxfer.cache.tables import BlockTables
 from kvxfer.control import messages as m
 from kvxfer.errors import WrongBytesError
 from kvxfer.measure.endpoint import reachable
+from kvxfer.measure.libraries import at_decode, warning_of
 from kvxfer.measure.prefill import Widths
 from kvxfer.measure.request import ComputeKind, Effort, Row
 from kvxfer.measure.session import Session
@@ -83,7 +84,7 @@ class Pair:
         start = time.monotonic_ns()
         command = m.Open(row.backend, token, row.options, "", 0)
         prefill, decode = session.both(self._number, command, command, m.Opened)
-        self.opened = prefill
+        self.opened, self._opened_there = prefill, decode
         self.warning = prefill.warning or decode.warning
         phases["library"] = max(prefill.library_ns, decode.library_ns)
         phases["context"] = max(0, time.monotonic_ns() - start - phases["library"])
@@ -258,9 +259,11 @@ class Pair:
         return self._session.prefill(self._number, m.Copy(max_bytes, max_ns), m.Copied)
 
     def described(self) -> m.Described:
-        """What carried the bytes, each kind once, and how."""
-        found = self._session.prefill(self._number, m.Describe(), m.Described)
-        return m.Described(list(dict.fromkeys(found.lanes)), found.details)
+        """What carried the bytes, each kind once, and how; with what differs at the decode side, which is a warning."""
+        found, there = self._session.both(self._number, m.Describe(), m.Describe(), m.Described)
+        differences = at_decode((self.opened, self._opened_there), (found, there))
+        self.warning = "; ".join(filter(None, (self.warning, warning_of(differences))))
+        return m.Described(list(dict.fromkeys(found.lanes)), found.details | differences)
 
     def control_rtt_ns(self, pings: int = 21) -> int:
         """Median round trip to the decode worker over the control channel."""
