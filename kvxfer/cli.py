@@ -9,6 +9,7 @@ import contextlib
 import errno
 import importlib
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -178,6 +179,9 @@ def _explain(error: BaseException, prog: str) -> tuple[int, list[str]]:
 def _is_short_of_memory(error: BaseException) -> bool:
     if isinstance(error, ImportError):
         return any(words in str(error).lower() for words in NO_ROOM_TO_LOAD)
+    if isinstance(error, SystemError):  # an extension that was refused memory and failed without saying so
+        limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+        return limited and "without exception set" in str(error)
     return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
 
 
