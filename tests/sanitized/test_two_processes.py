@@ -95,7 +95,7 @@ def available_backends() -> list[str]:
     return [name for name, _ in _native.backends() if _native.probe(name).available]
 
 
-def test_every_backend_pushes_and_pulls(watched: Place, package: Path) -> None:
+def test_every_backend_pushes_and_pulls(watched: Place, package: Path, sanitizer: str) -> None:
     where = subprocess.run(
         [sys.executable, "-c", "from kvxfer import _native; print(_native.__file__)"],
         capture_output=True,
@@ -105,7 +105,9 @@ def test_every_backend_pushes_and_pulls(watched: Place, package: Path) -> None:
         check=True,
     ).stdout
     assert where.startswith(str(package)), where
-    for backend in available_backends():
+    # UCX in a Python under ThreadSanitizer ends in a segmentation fault; the native tests of ucx run under it.
+    left_out = {"ucx"} if sanitizer == "thread" else set()
+    for backend in set(available_backends()) - left_out:
         rows = watched.measure("--backend", backend, "--op", "both", "--inflight", "4", "--tokens", "70,200")["results"]
         assert [row["status"] for row in rows] == ["ok"] * 4, rows
 

@@ -312,7 +312,7 @@ class Place:
     def left_alone(self, server: Server | None = None) -> None:
         """Assert that nothing of a run is left, whether processes or files; but for a waiting server."""
         allowed = set() if server is None else {server.pid}
-        wait_until(lambda: set(self.alive()) <= allowed, 5, f"the end of {[command_line(p) for p in self.alive()]}")
+        wait_until(lambda: set(self.alive()) <= allowed, 20, f"the end of {[command_line(p) for p in self.alive()]}")
         assert list(self.tmp.iterdir()) == []
 
     def close(self) -> None:
@@ -334,7 +334,7 @@ class Place:
                 os.kill(pid, signal.SIGKILL)
             for one in self._running:
                 one.process.wait(10)
-            wait_until(lambda: not self.alive(), 5, "the end of what was killed")
+            wait_until(lambda: not self.alive(), 20, "the end of what was killed")
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _start(self, kind: Any, module: str, arguments: Sequence[str], terminal: bool, options: dict[str, Any]) -> Any:
