@@ -55,6 +55,7 @@ def at_the_control_port(place: Place, attack: Attack) -> None:
     assert not failed, failed[0]
     serves_and_verifies(place, server)
     place.left_alone(server)
+    server.stop()  # whoever needs longer comes again, to another one
 
 
 def at_the_data_port(place: Place, attack: Attack) -> None:
@@ -70,6 +71,7 @@ def at_the_data_port(place: Place, attack: Attack) -> None:
         assert (done.status, done.err) == (0, ""), done
         place.left_alone(server)
         serves_and_verifies(place, server)
+        server.stop()
 
 
 def serves_and_verifies(place: Place, server: Server) -> None:

@@ -162,6 +162,13 @@ class Server(Running):
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    def stop(self) -> None:
+        """End it in order, as Ctrl-C does."""
+        self.signal(signal.SIGINT)
+        done = self.wait(10)
+        assert done.status == 130, done
+        assert "Traceback" not in done.err, done
+
     def workers(self) -> list[int]:
         return children(self.pid)
 
@@ -312,7 +319,7 @@ class Place:
     def left_alone(self, server: Server | None = None) -> None:
         """Assert that nothing of a run is left, whether processes or files; but for a waiting server."""
         allowed = set() if server is None else {server.pid}
-        wait_until(lambda: set(self.alive()) <= allowed, 20, f"the end of {[command_line(p) for p in self.alive()]}")
+        wait_until(lambda: set(self.alive()) <= allowed, 5, f"the end of {[command_line(p) for p in self.alive()]}")
         assert list(self.tmp.iterdir()) == []
 
     def close(self) -> None:
@@ -320,10 +327,7 @@ class Place:
         try:
             for one in self._running:
                 if isinstance(one, Server) and one.process.poll() is None:
-                    one.signal(signal.SIGINT)
-                    done = one.wait(10)
-                    assert done.status == 130, done
-                    assert "Traceback" not in done.err, done
+                    one.stop()
             self.left_alone()
             for port in self._ports:
                 with socket.socket() as probe:
@@ -334,7 +338,7 @@ class Place:
                 os.kill(pid, signal.SIGKILL)
             for one in self._running:
                 one.process.wait(10)
-            wait_until(lambda: not self.alive(), 20, "the end of what was killed")
+            wait_until(lambda: not self.alive(), 5, "the end of what was killed")
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _start(self, kind: Any, module: str, arguments: Sequence[str], terminal: bool, options: dict[str, Any]) -> Any:
