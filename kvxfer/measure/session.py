@@ -112,13 +112,12 @@ class Session:
                     failures.append(message)
                 elif isinstance(message, m.Answer) and message.seq == self._seq:
                     answers[side] = message.body
-            if failures and give_up_at == float("inf"):
-                # A lost peer is a symptom: the other side may be about to say that its worker was killed.
-                only_symptoms = all(f.seq != 0 and f.status == ExitStatus.PEER_LOST for f in failures)
-                give_up_at = time.monotonic() + (GRACE_S if only_symptoms else 0)
-            if failures and (time.monotonic() >= give_up_at or any(f.seq == 0 for f in failures)):
-                worst = min(failures, key=lambda f: f.seq != 0)
-                raise from_status(worst.status, worst.message)
+            if failures:
+                # A lost peer is a symptom: the other side may be about to say why it went, or that it was killed.
+                give_up_at = min(give_up_at, time.monotonic() + GRACE_S)
+                cause = min(failures, key=lambda f: (f.seq != 0, _is_symptom(f)))
+                if not _is_symptom(cause) or time.monotonic() >= give_up_at:
+                    raise from_status(cause.status, cause.message)
         return answers
 
     def _await_server(self, wanted: type[m.Message]) -> None:
@@ -155,6 +154,11 @@ class Session:
         if now - self._told_at > m.HEARTBEAT_S:
             self._told_at = now
             self._client.send(m.Heartbeat())
+
+
+def _is_symptom(failure: m.Failed) -> bool:
+    """Of a command that failed because the other side is gone, and not of a worker that ended."""
+    return failure.seq != 0 and failure.status == ExitStatus.PEER_LOST
 
 
 def _expect(answer: m.WorkerAnswer, wanted: type[A]) -> A:

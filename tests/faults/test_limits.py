@@ -59,16 +59,17 @@ def with_limit(which: int, backend: str, value: int) -> tuple[int, Done, str]:
 
 
 def outcomes(which: int, values: Sequence[int], backend: str) -> list[int]:
-    """The exit statuses, all of which must be 0 or 3 with one line that says why."""
+    """The exit statuses: 0, or with one line that says why 3 (or 5 where UCX names another reason)."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         results = list(pool.map(partial(with_limit, which, backend), values))
     for value, done, left in results:
         assert not left, f"limit {value}: {left}"
         if done.status == 127 and GLIBC_GAVE_UP in done.err:
             continue
-        assert done.status in (0, 3), f"limit {value}: {done}"
-        if done.status == 3:
-            done.failed(3)
+        # UCX says of an endpoint for which it got no file that it is not connected.
+        assert done.status in ((0, 3, 5) if backend == "ucx" else (0, 3)), f"limit {value}: {done}"
+        if done.status != 0:
+            done.failed(done.status)
     return [done.status for _, done, _ in results]
 
 
@@ -85,10 +86,13 @@ def test_address_space(backend: str) -> None:
     assert 3 in statuses[1:]
 
 
-# ucx opens files while both sides wire up: who runs out of them is then told as a peer that breaks off, which is open.
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "ucx"])
+ENOUGH_FILES = 64
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_files(backend: str) -> None:
-    statuses = outcomes(resource.RLIMIT_NOFILE, range(5, 24) if backend == BACKENDS[0] else range(8, 24, 3), backend)
+    values = range(5, 24) if backend == BACKENDS[0] else (*range(8, 30, 3), ENOUGH_FILES)
+    statuses = outcomes(resource.RLIMIT_NOFILE, values, backend)
     assert statuses[0] == 3
     assert statuses[-1] == 0
 

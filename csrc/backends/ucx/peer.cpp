@@ -595,7 +595,7 @@ void UcxPeer::let_go(Parting parting) noexcept {
 void UcxPeer::say_bye() noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (bye_sent_) return;
+    if (bye_sent_ || !started_) return;  // before the wire-up is done nobody listens for notices
   }
   LanePeer::say_bye();
 }
