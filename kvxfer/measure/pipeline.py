@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ class PipelineRun:
             self._build_layer()
         for series in self._series:
             say(f"{self._pair.row.id}: pipelining, verifying {series.cut}")
-            self._pair.run_verified(lambda cut=series.cut: self._pipelined(cut))  # type: ignore[misc]
+            self._pair.run_verified(partial(self._pipelined, series.cut))
         began, rounds = time.monotonic(), 0
         rng = random.Random(self._pair.row.seed)
         while rounds < FEWEST_ROUNDS or (
@@ -118,21 +119,24 @@ class PipelineRun:
         """Each thing once, in an order of chance: what comes before something must not always be the same."""
         things: list[Callable[[], None]] = [self._one_layer_alone]
         for chunk_tokens in self._compute_ns:
-            things.append(lambda one=chunk_tokens: self._compute_alone(one))  # type: ignore[misc]
+            things.append(partial(self._compute_alone, chunk_tokens))
         for series in self._series:
-            things.append(lambda one=series: one.runs.append(self._pipelined(one.cut)))  # type: ignore[misc]
-            things.append(lambda one=series: one.alone_ns.append(self._alone(one.cut)))  # type: ignore[misc]
+            things.append(partial(self._run_once, series))
+            things.append(partial(self._move_alone, series))
         rng.shuffle(things)
         for thing in things:
             thing()
 
+    def _run_once(self, series: Series) -> None:
+        series.runs.append(self._pipelined(series.cut))
+
+    def _move_alone(self, series: Series) -> None:
+        """The sends of a cut with nothing to wait for."""
+        nothing = [0] * len(self._chunk_ns(series.cut))
+        series.alone_ns.append(_first(self._pair.pipelined(series.cut, nothing).total_ns))
+
     def _pipelined(self, cut: Cut) -> Pipelined:
         return self._pair.pipelined(cut, self._chunk_ns(cut), self._asked.compute)
-
-    def _alone(self, cut: Cut) -> int:
-        """The sends of a cut with nothing to wait for."""
-        nothing = [0] * len(self._chunk_ns(cut))
-        return _first(self._pair.pipelined(cut, nothing).total_ns)
 
     def _compute_alone(self, chunk_tokens: int | None) -> None:
         """In the chunks of a cut: what chunks cost or gain is not the transfer's doing."""

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+from kvxfer import _native
+from kvxfer.errors import UnavailableError, UsageError
+from kvxfer.measure import prefill
+from kvxfer.measure.prefill import Layer, Widths, computing, widths_of
+from kvxfer.model.presets import load_model
 
-from kvxfer import _native  # noqa: E402
-from kvxfer.errors import UnavailableError, UsageError  # noqa: E402
-from kvxfer.measure import prefill  # noqa: E402
-from kvxfer.measure.prefill import Layer, Widths, computing, widths_of  # noqa: E402
-from kvxfer.model.presets import load_model  # noqa: E402
+torch = pytest.importorskip("torch")
 
 SMALL = Widths(hidden=64, heads=4, kv_heads=2, head_dim_k=16, head_dim_v=16, mlp=96)
 ROOM = 1 << 30
