@@ -152,7 +152,7 @@ def test_a_client_that_sends_a_malformed_frame(place: Place) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("state", "kind"), zip(Steps.names()[1:], itertools.cycle(MALFORMED), strict=False))
+@pytest.mark.parametrize(("state", "kind"), list(zip(Steps.names()[1:], itertools.cycle(MALFORMED), strict=False)))
 def test_a_malformed_frame_in_every_state(place: Place, state: str, kind: str) -> None:
     """Its worker goes with the run, whatever that was doing; and the next client is served at once."""
     server = place.serve()

@@ -72,8 +72,9 @@ def check_setup(row: dict[str, Any]) -> None:
 
 
 def check_ratio(result: dict[str, Any]) -> None:
-    """Both bases for every prompt length, and beside them every row that moved something."""
-    rows = {row["id"]: row for row in result["results"] if row["status"] == "ok" and row["backend"] != "null"}
+    """Both bases for every prompt length, and beside them every row that moved something, one request at a time."""
+    moved = [row for row in result["results"] if row["status"] == "ok" and row["backend"] != "null"]
+    rows = {row["id"]: row for row in moved if row["inflight"] == 1}
     assert {row["basis"] for row in result["ratio"]} == {"seed", "full"}
     seen = set()
     for ratio in result["ratio"]:
