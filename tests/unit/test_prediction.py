@@ -62,4 +62,4 @@ def test_figures_follow_from_the_samples(path: Path) -> None:
 def test_the_script_says_the_median_error(prediction: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert prediction.main([str(path) for path in RESULTS]) == 0
     assert "median error" in capsys.readouterr().out.splitlines()[-1]
-    assert prediction.main([str(BENCH / "results" / "2026-11-29-epyc-2cpu-70b-tcp-loopback.json")]) == 2
+    assert prediction.main([str(BENCH / "results" / "2026-11-30-epyc-2cpu-70b-tcp-loopback.json")]) == 2
