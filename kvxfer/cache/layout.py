@@ -3,14 +3,16 @@
 The cache of a layer has parts (K and V together, K and V apart, a latent, those of a state), each with some heads of so
 many bytes per token. A rank holds heads / TP of them, or one when there are more ranks than heads and these may be
 shared (heads are then replicated), or all of a part that every rank holds whole (a latent). Pipeline stages hold
-consecutive layers. A block is NHD [token, head, cell] or HND [head, token, cell].
+consecutive layers. A block is NHD [token, head, cell] or HND [head, token, cell]; where it holds all layers, NHD
+[layer, token, head, cell] or HND [head, layer, token, cell], as vLLM has them (get_kv_cache_stride_order of its
+attention backends), so that in HND some heads of all layers are one piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Literal
 
 from kvxfer.errors import UsageError
@@ -20,9 +22,6 @@ Side = Literal["prefill", "decode"]
 
 LARGEST_RANKS = 64
 """Tensor-parallel ranks, and pipeline stages, of a side."""
-
-ATTENTION = ("kv", "k", "v")
-"""Names of the parts that attention keeps, which have KV heads."""
 
 MOST_LISTED = 8
 
@@ -36,7 +35,7 @@ class Part:
 
     `name` tells the parts of a layer apart (kv, k, v, latent, …). `group` is the block table that its blocks are found
     by. A replicated part is held whole by every rank. With more ranks than heads each rank holds one, where heads may
-    be shared.
+    be shared. A part of a state has no tokens to order, and lies by itself whatever the order.
     """
 
     layer: int
@@ -47,26 +46,39 @@ class Part:
     group: int = 0
     replicated: bool = False
     shared: bool = True
+    of_state: bool = False
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of a head in a block."""
+        return self.tokens * self.cell
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The heads [first_head, first_head + heads) of a part, `offset` bytes into each block of a region."""
+    """The heads [first_head, first_head + heads) of a part, the first of them `offset` bytes into a region's blocks.
+
+    Strides are bytes from one token of a head, and from one head, to the next. Entries of one `run` have as many heads
+    and lie next to each other: in HND order the same head of all of them.
+    """
 
     part: Part
     first_head: int
     heads: int
     offset: int
+    token_stride: int
+    head_stride: int
+    run: int = 0
 
     @property
     def bytes(self) -> int:
         """Bytes of a block that are this entry's."""
-        return self.part.tokens * self.heads * self.part.cell
+        return self.heads * self.part.head_bytes
 
 
 @dataclass(frozen=True)
 class Region:
-    """One contiguous piece of a rank's memory: blocks of block_bytes, each with one entry or several after another.
+    """One contiguous piece of a rank's memory: blocks of block_bytes, each with one entry or several.
 
     Ranks count stage after stage; tp_rank is the one within the stage.
     """
@@ -139,7 +151,7 @@ class RankPair:
         return sum(one.length * one.count * blocks[one.group] for one in self.slices)
 
 
-def regions(parts: Sequence[Part], stages: Stages, ranks: Ranks) -> list[Region]:
+def regions(parts: Sequence[Part], stages: Stages, ranks: Ranks, order: Order = "nhd") -> list[Region]:
     """The regions of a side, rank after rank. Raises UsageError when the heads do not divide over the ranks."""
     for part in parts:
         if not fits(part, ranks.tp):
@@ -149,7 +161,7 @@ def regions(parts: Sequence[Part], stages: Stages, ranks: Ranks) -> list[Region]
         here = [part for part in parts if part.layer in layers]
         for tp_rank in range(ranks.tp):
             for group, together in _cut(here, ranks.together):
-                entries = _entries(together, ranks.tp, tp_rank)
+                entries = _entries(together, ranks.tp, tp_rank, order)
                 found.append(Region(stage * ranks.tp + tp_rank, tp_rank, group, entries))
     return found
 
@@ -181,13 +193,30 @@ def _cut(parts: list[Part], together: bool) -> list[tuple[int, list[Part]]]:
     return list(groups.items())
 
 
-def _entries(parts: list[Part], tp: int, tp_rank: int) -> tuple[Entry, ...]:
+def _entries(parts: list[Part], tp: int, tp_rank: int, order: Order) -> tuple[Entry, ...]:
+    """Where the parts lie in a block: run after run, and in each part after part (NHD) or head after head (HND)."""
     entries: list[Entry] = []
-    offset = 0
-    for part in parts:
-        entries.append(Entry(part, *rank_heads(part, tp, tp_rank), offset))
-        offset += entries[-1].bytes
+    start = 0
+    for run, alike in enumerate(_runs(parts)):
+        width = sum(part.head_bytes for part in alike)
+        before = 0  # bytes of a head of the parts before this one
+        for part in alike:
+            first, heads = rank_heads(part, tp, tp_rank)
+            if order == "nhd":
+                entries.append(Entry(part, first, heads, start + heads * before, heads * part.cell, part.cell, run))
+            else:
+                entries.append(Entry(part, first, heads, start + before, part.cell, width, run))
+            before += part.head_bytes
+        start += sum(entry.bytes for entry in entries[-len(alike) :])
     return tuple(entries)
+
+
+def _runs(parts: list[Part]) -> list[list[Part]]:
+    """The parts that are cut by heads alike; each of a state's is by itself."""
+    runs: dict[object, list[Part]] = {}
+    for part in parts:
+        runs.setdefault(part if part.of_state else (part.heads, part.replicated), []).append(part)
+    return list(runs.values())
 
 
 def fits(part: Part, tp: int) -> bool:
@@ -206,7 +235,7 @@ def rank_heads(part: Part, tp: int, tp_rank: int) -> tuple[int, int]:
 
 
 def _does_not_fit(parts: Sequence[Part], part: Part, ranks: Ranks) -> UsageError:
-    what = "KV heads" if part.name in ATTENTION else f"heads of the {part.name} state"
+    what = f"heads of the {part.name} state" if part.of_state else "KV heads"
     fitting = [tp for tp in range(1, LARGEST_RANKS + 1) if all(fits(one, tp) for one in parts)]
     listed = ", ".join(map(str, fitting[:MOST_LISTED])) + ", …" * (len(fitting) > MOST_LISTED)
     return UsageError(
@@ -220,7 +249,7 @@ def rank_pairs(prefill: Sequence[Region], decode: Sequence[Region], order: Order
 
     Where several prefill ranks hold a head, the decode ranks that want it are spread over them.
     """
-    collected: dict[tuple[int, int], list[Slice]] = {}
+    collected: dict[tuple[int, int], list[_Moved]] = {}
     known: dict[tuple[int, int, int, tuple[tuple[int, int], ...]], list[tuple[int, int, int]]] = {}
     holders: dict[Part, list[tuple[int, Entry]]] = {}
     for number, region in enumerate(prefill):
@@ -235,9 +264,9 @@ def rank_pairs(prefill: Sequence[Region], decode: Sequence[Region], order: Order
             for holder, first, heads in known[key]:
                 source, having = holders[entry.part][holder]
                 moved = _slice((source, prefill[source], having), (number, region, entry), first, heads, order)
-                collected.setdefault((prefill[source].rank, region.rank), []).append(moved)
-    apart = _cut_apart(one for slices in collected.values() for one in slices)
-    return [RankPair(p, d, tuple(_joined(slices, apart))) for (p, d), slices in sorted(collected.items())]
+                collected.setdefault((prefill[source].rank, region.rank), []).append((having.run, moved))
+    apart = _cut_apart(one for moved in collected.values() for one in moved)
+    return [RankPair(p, d, tuple(_joined(moved, apart))) for (p, d), moved in sorted(collected.items())]
 
 
 def _shares(head: int, heads: int, rank: int, held: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
@@ -254,12 +283,15 @@ def _shares(head: int, heads: int, rank: int, held: Sequence[tuple[int, int]]) -
 def _slice(
     source: tuple[int, Region, Entry], target: tuple[int, Region, Entry], first: int, heads: int, order: Order
 ) -> Slice:
-    """Heads [first, first + heads) of a block: one piece where they are contiguous, else one per token."""
+    """Heads [first, first + heads) of a block: one piece where they are contiguous, else one per token or per head."""
     (p, prefill, having), (d, decode, wanted) = source, target
     part = wanted.part
-    row = part.cell if order == "nhd" else part.cell * part.tokens  # bytes from one head to the next
-    all_of_both = heads == having.heads == wanted.heads
-    by_token = order == "nhd" and not all_of_both and part.tokens > 1
+    if order == "nhd":
+        length, count, strides = heads * part.cell, part.tokens, (having.token_stride, wanted.token_stride)
+    else:
+        length, count, strides = part.head_bytes, heads, (having.head_stride, wanted.head_stride)
+    if count == 1 or strides == (length, length):  # without gaps
+        length, count, strides = length * count, 1, (0, 0)
     return Slice(
         layer=part.layer,
         group=part.group,
@@ -267,50 +299,92 @@ def _slice(
         decode_region=d,
         prefill_block=prefill.block_bytes,
         decode_block=decode.block_bytes,
-        prefill_offset=having.offset + (first - having.first_head) * row,
-        decode_offset=wanted.offset + (first - wanted.first_head) * row,
-        length=heads * part.cell * (1 if by_token else part.tokens),
-        count=part.tokens if by_token else 1,
-        prefill_stride=having.heads * part.cell if by_token else 0,
-        decode_stride=wanted.heads * part.cell if by_token else 0,
+        prefill_offset=having.offset + (first - having.first_head) * having.head_stride,
+        decode_offset=wanted.offset + (first - wanted.first_head) * wanted.head_stride,
+        length=length,
+        count=count,
+        prefill_stride=strides[0],
+        decode_stride=strides[1],
     )
 
 
-def _between(slices: Iterable[Slice]) -> dict[tuple[int, int], list[Slice]]:
-    """The slices by prefill region and decode region."""
-    between: dict[tuple[int, int], list[Slice]] = {}
-    for one in slices:
-        between.setdefault((one.prefill_region, one.decode_region), []).append(one)
+_Moved = tuple[int, Slice]
+"""What moves between two regions, and the run that it is of at prefill."""
+
+
+def _between(moved: Iterable[_Moved]) -> dict[tuple[int, int], list[_Moved]]:
+    """What moves, by prefill region and decode region."""
+    between: dict[tuple[int, int], list[_Moved]] = {}
+    for run, one in moved:
+        between.setdefault((one.prefill_region, one.decode_region), []).append((run, one))
     return between
 
 
-def _cut_apart(slices: Iterable[Slice]) -> set[int]:
+def _cut_apart(moved: Iterable[_Moved]) -> set[int]:
     """The prefill regions whose blocks do not go everywhere they go as a whole.
 
     Several decode ranks may get the same bytes of such a region, and these must be cut into the same pieces for all.
     """
-    return {prefill for (prefill, _), together in _between(slices).items() if not _whole(together)}
+    return {prefill for (prefill, _), together in _between(moved).items() if not _whole(together)}
 
 
-def _joined(slices: list[Slice], apart: set[int]) -> list[Slice]:
-    """One slice where whole blocks go between two regions, layer after layer; but for the prefill regions `apart`."""
-    joined = []
-    for (prefill, _), together in _between(slices).items():
+def _joined(moved: list[_Moved], apart: set[int]) -> list[Slice]:
+    """The slices, with one where whole blocks go between two regions, layer after layer.
+
+    From the prefill regions `apart` there is one where layers of a run follow each other on both sides. Decode ranks
+    that get the same heads of a run get the same layers of it, and so the same pieces: runs are not joined.
+    """
+    joined: list[Slice] = []
+    for (prefill, _), together in _between(moved).items():
         if prefill in apart:
-            joined.extend(together)
+            for _, run in groupby(together, key=lambda one: one[0]):
+                joined += _followed(one for _, one in run)
         else:
-            first, last = together[0], together[-1]
-            joined.append(replace(first, length=first.prefill_block, layers=last.layer - first.layer + 1))
-    return joined
+            every = [one for _, one in together]
+            joined.append(_as_one(every, every[0].prefill_block, 1))
+    return sorted(joined, key=lambda one: one.layer)
 
 
-def _whole(together: list[Slice]) -> bool:
+def _followed(slices: Iterable[Slice]) -> list[Slice]:
+    """One slice where one begins at both sides where the one before it ends, piece by piece."""
+    following: list[list[Slice]] = []
+    for one in slices:
+        if following and _follows(following[-1][-1], one):
+            following[-1].append(one)
+        else:
+            following.append([one])
+    return [
+        alike[0] if len(alike) == 1 else _as_one(alike, sum(one.length for one in alike), alike[0].count)
+        for alike in following
+    ]
+
+
+def _follows(before: Slice, one: Slice) -> bool:
+    return (
+        (before.count, before.prefill_stride, before.decode_stride)
+        == (one.count, one.prefill_stride, one.decode_stride)
+        and before.prefill_offset + before.length == one.prefill_offset
+        and before.decode_offset + before.length == one.decode_offset
+    )
+
+
+def _as_one(slices: Sequence[Slice], length: int, count: int) -> Slice:
+    """The slices as one of so many pieces of that length, at the place of the first."""
+    one, layers = slices[0], [each.layer for each in slices]
+    if count == 1 or length == one.prefill_stride == one.decode_stride:
+        one = replace(one, length=length * count, count=1, prefill_stride=0, decode_stride=0)
+    else:
+        one = replace(one, length=length)
+    return replace(one, layer=min(layers), layers=max(layers) - min(layers) + 1)
+
+
+def _whole(together: Sequence[_Moved]) -> bool:
     """Whether slices between two regions are their whole blocks."""
-    first = together[0]
-    all_of_them = sum(one.length * one.count for one in together)
-    return all_of_them == first.prefill_block == first.decode_block and all(_in_place(one) for one in together)
+    _, first = together[0]
+    all_of_them = sum(one.length * one.count for _, one in together)
+    return all_of_them == first.prefill_block == first.decode_block and all(_in_place(one) for _, one in together)
 
 
 def _in_place(one: Slice) -> bool:
-    """Whether a slice is one piece that lies at the same place in the blocks of both sides."""
-    return one.count == 1 and one.prefill_offset == one.decode_offset
+    """Whether a slice's pieces lie at the same places in the blocks of both sides."""
+    return one.prefill_offset == one.decode_offset and one.prefill_stride == one.decode_stride

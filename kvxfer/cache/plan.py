@@ -79,7 +79,7 @@ def transfer_plan(
     position = 0
     begins = [0] * len(prefill)
     for chunk, ends in enumerate(chunks or [[len(table) for table in prefill]]):
-        layer = None
+        layers = None
         for _, same in groupby(slices, _form):
             alike = list(same)
             group = alike[0].group
@@ -88,8 +88,8 @@ def transfer_plan(
             here = slice(begins[group], ends[group])
             pieces = _expand(alike, prefill[group][here], decode[group][here])
             for number, one in enumerate(alike):
-                if one.layer != layer:
-                    layer = one.layer
+                if (one.layer, one.layers) != layers:
+                    layers = one.layer, one.layers
                     starts.append(position + number * pieces.per_slice)
                     segments.append(Segment(chunk, one.layer + one.layers - 1))
             position += len(alike) * pieces.per_slice

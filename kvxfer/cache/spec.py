@@ -62,7 +62,7 @@ class CacheSpec:
     def regions(self, ranks: Ranks) -> list[Region]:
         """The regions of a side. Raises UsageError when layers or heads do not divide over its ranks."""
         drafting = self.shape.mtp_layers
-        return regions(self.parts, pipeline_stages(self.shape.layers - drafting, ranks, drafting), ranks)
+        return regions(self.parts, pipeline_stages(self.shape.layers - drafting, ranks, drafting), ranks, self.order)
 
     @property
     def block_bytes(self) -> list[int]:
@@ -83,7 +83,8 @@ class CacheSpec:
             return [latent, *([Part(layer, "index", 1, key, self.block_size, group, True)] if key else [])]
         if isinstance(kind, State):
             return [
-                Part(layer, part.name, part.heads, part.head_bytes, 1, group, shared=part.shared) for part in kind.parts
+                Part(layer, part.name, part.heads, part.head_bytes, 1, group, shared=part.shared, of_state=True)
+                for part in kind.parts
             ]
         if isinstance(kind, GivenBytes):
             cell = kind.bytes_per_token // (self.regions_per_layer * kind.shares)

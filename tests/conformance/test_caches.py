@@ -51,7 +51,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "full_attention_interval": 2,
     },
 }
-LAYOUTS: list[tuple[Order, bool]] = [("nhd", False), ("hnd", False), ("nhd", True)]
+LAYOUTS: list[tuple[Order, bool]] = [("nhd", False), ("hnd", False), ("hnd", True)]
 UNEQUAL_TP = [(1, 2), (2, 1), (4, 2)]
 FRAGMENTATIONS = (0.0, 0.5, 1.0)
 TOKENS = 70
@@ -109,7 +109,7 @@ CACHES = list(every_cache())
 QUICK = [
     Cache("full", "bf16", "nhd", False, 1, (1, 2)),
     Cache("mla_indexer", "fp8_ds_mla", "nhd", True, 1, (2, 1)),
-    Cache("window", "fp8_per_token_head", "hnd", False, 2, (4, 2)),
+    Cache("window", "fp8_per_token_head", "hnd", True, 2, (4, 2)),
     Cache("state", "fp8_e4m3", "hnd", False, 1, (2, 1)),
 ]
 

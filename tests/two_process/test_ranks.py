@@ -23,6 +23,7 @@ REQUEST = BLOCKS * 16 * LAYERS * KV_HEADS * 2 * HEAD_DIM * 2
         (4, 2, "nhd", 1, 2),  # duplicated heads at prefill are skipped
         (1, 4, "hnd", 2, 4),  # and replicated ones at decode sent twice
         (2, 2, "nhd-together", 1, 2 / LAYERS),  # all layers in one block
+        (1, 2, "hnd-together", 1, 2 / LAYERS),  # a head of all layers
     ],
 )
 @pytest.mark.parametrize("op", ["push", pytest.param("pull", marks=pytest.mark.slow)])

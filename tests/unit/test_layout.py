@@ -147,13 +147,25 @@ def memories(
 def memory_of_a_block(
     parts: Sequence[Part], tp: int, rank: int, position: int, logical: dict[Part, np.ndarray], order: Order
 ) -> np.ndarray:
-    """Block `position` of the request on a rank: its heads of each part, one part after another."""
+    """Block `position` of the request on a rank: its heads of each part.
+
+    Those that have as many heads follow each other: part after part in NHD; in HND the same head of all of them, then
+    the next. The parts of a state follow each other as they are.
+    """
     pieces = []
     for part in parts:
+        alike = [one for one in parts if (one.heads, one.replicated) == (part.heads, part.replicated)]
+        if part.of_state:
+            alike = [part]
+        elif part is not alike[0]:
+            continue
         first = 0 if part.replicated else rank * part.heads // tp
         count = part.heads if part.replicated else max(1, part.heads // tp)
-        content = logical[part][position * part.tokens : (position + 1) * part.tokens, first : first + count]
-        pieces.append((content if order == "nhd" else content.transpose(1, 0, 2)).reshape(-1))
+        contents = [logical[one][position * one.tokens : (position + 1) * one.tokens] for one in alike]
+        if order == "nhd":
+            pieces += [content[:, first : first + count].reshape(-1) for content in contents]
+        else:
+            pieces += [content[:, head].reshape(-1) for head in range(first, first + count) for content in contents]
     return np.concatenate(pieces)
 
 
@@ -237,6 +249,42 @@ def test_descriptors_of_70b_between_tensor_parallel_sizes(
     replicas = max(1, tp_decode // 8)
     assert sum(plan.bytes for plan in plans) == replicas * 8192 * 327_680
     assert all(len(plan.segment_starts) == 80 for plan in plans)
+
+
+@pytest.mark.parametrize(
+    ("tp_prefill", "tp_decode", "stages", "pieces"),
+    [
+        (4, 4, (1, 1), 4),  # whole blocks
+        (4, 8, (1, 1), 8),  # half of a block's heads, of all layers
+        (8, 4, (1, 1), 8),
+        (8, 16, (1, 1), 16),
+        (4, 8, (1, 2), 16),  # on the stage of decode that has these layers a whole block, at prefill half of a head
+        (4, 8, (2, 1), 16),
+        (8, 4, (1, 2), 16),
+        (4, 4, (1, 2), 2 * 4 * 2),  # two heads, of each half the layers
+    ],
+)
+@pytest.mark.parametrize("regions_per_layer", [1, 2])
+def test_heads_of_all_layers_of_a_block_are_one_piece(
+    tp_prefill: int, tp_decode: int, stages: tuple[int, int], pieces: int, regions_per_layer: int
+) -> None:
+    """vLLM's blocks that hold all layers of 70B, K and V in one or apart: HND is [head, layer, token, cell]."""
+    spec = CacheSpec(load_model("70b"), BF16, 16, regions_per_layer, "hnd")
+    ours = spec.regions(Ranks(tp_prefill, stages[0], together=True))
+    theirs = spec.regions(Ranks(tp_decode, stages[1], together=True))
+    table = scatter(512, 1, 1, 1.0, 0)
+    plans = [
+        transfer_plan(pair.slices, [table.prefill[0]], [table.decode[0]]) for pair in rank_pairs(ours, theirs, "hnd")
+    ]
+    assert sum(plan.descriptors for plan in plans) == 512 * pieces
+    assert sum(plan.bytes for plan in plans) == max(1, tp_decode // 8) * 8192 * 327_680
+
+
+def test_tokens_of_all_layers_of_a_block_are_no_piece() -> None:
+    """NHD is [layer, token, head, cell]: of some heads every token of every layer is a piece of its own."""
+    spec = CacheSpec(load_model("70b"), BF16)
+    sides = [spec.regions(Ranks(tp, together=True)) for tp in (4, 8)]
+    assert [sum(one.count for one in pair.slices) for pair in rank_pairs(*sides, "nhd")] == [80 * 16] * 8
 
 
 def test_a_latent_is_sent_whole_to_every_decode_rank() -> None:

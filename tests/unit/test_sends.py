@@ -14,8 +14,10 @@ from kvxfer.cache.spec import CacheSpec
 from kvxfer.errors import UsageError
 from kvxfer.measure.request import Row, tables
 from kvxfer.model.dtypes import resolve_dtype
-from kvxfer.model.layers import State
+from kvxfer.model.families.mamba2 import Mamba2
+from kvxfer.model.layers import AttentionAndState, FullAttention, State
 from kvxfer.model.presets import load_model
+from kvxfer.model.shape import ModelShape
 from kvxfer.pipelining import parse_compute, parse_pipeline
 
 
@@ -42,6 +44,7 @@ CASES = [
     ("8b", {"prefill": Ranks(tp=2), "decode": Ranks(tp=4, side="decode")}),
     ("8b", {"prefill": Ranks(pp=2), "decode": Ranks(tp=2, side="decode")}),
     ("8b", {"prefill": Ranks(together=True), "decode": Ranks(together=True, side="decode")}),
+    ("8b", {"prefill": Ranks(2, together=True), "decode": Ranks(4, 2, together=True, side="decode")}),
 ]
 
 
@@ -104,6 +107,18 @@ def test_a_block_is_complete_when_its_last_token_is_computed(tokens: int, chunk:
             last_token = min((every - count + number + 1) * block_size, tokens)
             chunk_of_it = -(-last_token // min(chunk, tokens)) - 1
             assert next(c for c, end in enumerate(ends) if end[position] > number) == chunk_of_it
+
+
+def test_blocks_of_all_layers_leave_with_the_last_of_their_own() -> None:
+    """Attention in the first of three layers, states in all: both begin with layer 0, and the states end with 2."""
+    state = Mamba2(heads=2, head_dim=4, groups=1, state=4, kernel=4).layer(2, 2)
+    kinds = (AttentionAndState(FullAttention(2, 8, 8), state), state, state)
+    shape = ModelShape("tiny", "mamba_hybrid", 3, 64, 8, 8, 8, 8, layer_kinds=kinds)
+    side = Ranks(together=True)
+    (plan,) = plans_of(Row(CacheSpec(shape, resolve_dtype("bf16")), "tcp", "push", 16, prefill=side, decode=side), None)
+    assert plan.lengths.tolist() == [16 * 2 * 32, 3 * state.state_bytes]
+    assert [segment.layer for segment in plan.segments] == [0, 2]
+    assert [send.ready_after for send in sends([plan.segments], 3, 1)] == [1, 3]
 
 
 def test_sends_of_layers_without_bytes_are_left_out() -> None:
