@@ -14,7 +14,7 @@ from kvxfer.model.families.family import Family, Reading
 from kvxfer.model.fields import Fields
 from kvxfer.model.layers import NoCache
 from kvxfer.model.parameters.count import Parameters, count_parameters
-from kvxfer.model.rules import refuse_unknown, unknown_field
+from kvxfer.model.rules import KEEPS_STATES, refuse_unknown, unknown_field
 from kvxfer.model.shape import MTP_LEFT_OUT, ModelShape
 from kvxfer.wording import quoted
 
@@ -75,6 +75,8 @@ def shape_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
     if not known:
         _refuse_an_encoder(config, family, source)
     reading = family.read(fields)
+    if not known and not any(kind.state_bytes for kind in reading.kinds):
+        _refuse_a_name_of_states(config, fields, family)
     heads = fields.positive("num_attention_heads")
     parameters = count_parameters(fields, reading.kinds)
     return ModelShape(
@@ -125,6 +127,13 @@ def _refuse_an_encoder(config: Mapping[str, Any], family: Family, source: str) -
         return
     if not any(isinstance(name, str) and part in name for name in named for part in WRITES_TEXT):
         raise unknown_field(config, ["architectures"], family.name, source)
+
+
+def _refuse_a_name_of_states(config: Mapping[str, Any], fields: Fields, family: Family) -> None:
+    """Raises UsageError when the model's name says that it keeps states, of which no field here told."""
+    for field, where in (("model_type", fields.config), ("architectures", config)):
+        if any(word in str(where.get(field)).lower() for word in KEEPS_STATES):
+            raise unknown_field(where, [field], family.name, fields.source)
 
 
 def _mtp_layers(fields: Fields) -> int:

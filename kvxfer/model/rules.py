@@ -16,9 +16,12 @@ from kvxfer.wording import quoted, quoted_path
 SUSPICIOUS = (
     # the cache holds fewer tokens, or something other than K and V
     *("window", "sliding", "swa", "chunk", "sparse", "compress", "index", "lora", "latent", "linear", "delta"),
-    *("retention", "state", "conv", "ssm", "mamba", "rwkv", "recurrent", "memory", "local_att", "global_att"),
+    *("retention", "state", "conv", "ssm", "mamba", "rwkv", "memory", "local_att", "global_att", "full_att"),
+    # more of it: layers that work several times on a token keep K and V each time
+    *("recurr", "loop", "ut_step"),
     # layers differ, share a cache, or there are more of them
-    *("layer_type", "attn_type", "attention_type", "attn_layer", "attention_layer", "block", "per_layer"),
+    *("layer_type", "layers_type", "layer_group", "mixer", "attn_type", "attention_type", "attn_layer"),
+    *("attention_layer", "block", "per_layer"),
     *("pattern", "hybrid", "interval", "period", "every_n", "shar", "mtp", "nextn"),
     # heads are counted another way
     *("head", "kv", "key_value", "k_eq_v", "multi_query", "new_decoder_architecture"),
@@ -26,6 +29,9 @@ SUSPICIOUS = (
     *("cross", "encoder", "text_config", "llm_config", "language_config", "vision", "audio"),
 )
 """Substrings of field names. A field that matches one must be inert or understood."""
+
+KEEPS_STATES = ("linear", "mamba", "ssm", "rwkv", "hybrid", "recurr", "retnet", "delta", "xlstm")
+"""Parts of the names of models that keep states: one that is not known here is not sized as a model without any."""
 
 DETERMINING = frozenset(
     {

@@ -433,6 +433,32 @@ def test_an_unknown_key_refuses_every_family(name: str, part: str) -> None:
         assert read(**EXAMPLES[name] | {key: None}) == shape
 
 
+@pytest.mark.parametrize(
+    ("field", "config"),
+    [
+        ("layer_group_size", {"model_type": "bailing_moe_linear", "layer_group_size": 5, "linear_silu": False}),
+        ("model_type", {"model_type": "bailing_moe_linear"}),
+        ("model_type", {**MLA, "model_type": "bailing_hybrid"}),
+        ("model_type", {**LISTED, "model_type": "new_mamba"}),
+        ("architectures", {"architectures": ["SomeRecurrentForCausalLM"], "model_type": "some"}),
+        ("total_ut_steps", {"model_type": "ouro", "total_ut_steps": 4, "layer_types": ["full_attention"] * 4}),
+        ("mixer_types", {"mixer_types": ["lightning", "full", "full", "full"]}),
+        ("layers_types", {"layers_types": ["full"] * 4}),
+        ("full_attn_idxs", {"full_attn_idxs": [3]}),
+        ("use_mla", {"model_type": "deepseek_v2", "use_mla": False}),
+        ("use_mla", {**MLA, "use_mla": False}),
+    ],
+)
+def test_models_that_look_like_others_are_refused(field: str, config: dict[str, Any]) -> None:
+    """Ring-linear has a state in four layers of five, Ouro K and V for each of its steps, and both look plain."""
+    refused(field, **config)
+
+
+def test_a_new_name_of_states_is_no_obstacle_where_the_states_are_read() -> None:
+    assert kinds(**GATED_DELTA, model_type="new_linear") == kinds(**GATED_DELTA)
+    assert kinds(**GRANITE)  # granitemoehybrid is known
+
+
 def test_there_is_an_example_of_every_family() -> None:
     assert {family_of(Fields(BASE | example, "config.json")) for example in EXAMPLES.values()} == set(FAMILIES)
 

@@ -22,6 +22,8 @@ FULL_HEADS_CACHED = ("minicpm3",)
 def _read(fields: Fields) -> Reading:
     if fields.model_type in FULL_HEADS_CACHED:
         fields.fail("kv_lora_rank", f"does not shape the cache of {fields.model_type}, which engines keep per head")
+    if fields.config.get("use_mla") is False:
+        fields.fail("use_mla", "says that K and V are kept per head, which is not read here")
     layers, rank = fields.positive("num_hidden_layers"), fields.positive("kv_lora_rank")
     nope, rope = fields.positive("qk_nope_head_dim"), fields.positive("qk_rope_head_dim")
     if fields.has("qk_head_dim") and fields.positive("qk_head_dim") != nope + rope:

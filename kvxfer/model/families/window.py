@@ -163,7 +163,7 @@ FAMILY = Family(
             *("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim", "swa_rope_theta"),
             *("global_head_dim", "num_global_key_value_heads"),
             # of bias terms, and a second name of the window (checked to be the same)
-            *("add_swa_attention_sink_bias", "attention_chunk_size"),
+            *("add_swa_attention_sink_bias", "add_full_attention_sink_bias", "attention_chunk_size"),
             "vision_config",
         }
     ),
