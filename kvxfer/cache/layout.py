@@ -198,16 +198,16 @@ def _entries(parts: list[Part], tp: int, tp_rank: int, order: Order) -> tuple[En
     entries: list[Entry] = []
     start = 0
     for run, alike in enumerate(_runs(parts)):
+        first, heads = rank_heads(alike[0], tp, tp_rank)
         width = sum(part.head_bytes for part in alike)
         before = 0  # bytes of a head of the parts before this one
         for part in alike:
-            first, heads = rank_heads(part, tp, tp_rank)
             if order == "nhd":
                 entries.append(Entry(part, first, heads, start + heads * before, heads * part.cell, part.cell, run))
             else:
                 entries.append(Entry(part, first, heads, start + before, part.cell, width, run))
             before += part.head_bytes
-        start += sum(entry.bytes for entry in entries[-len(alike) :])
+        start += heads * width
     return tuple(entries)
 
 
@@ -353,10 +353,7 @@ def _followed(slices: Iterable[Slice]) -> list[Slice]:
             following[-1].append(one)
         else:
             following.append([one])
-    return [
-        alike[0] if len(alike) == 1 else _as_one(alike, sum(one.length for one in alike), alike[0].count)
-        for alike in following
-    ]
+    return [_as_one(alike, sum(one.length for one in alike), alike[0].count) for alike in following]
 
 
 def _follows(before: Slice, one: Slice) -> bool:
@@ -371,11 +368,20 @@ def _follows(before: Slice, one: Slice) -> bool:
 def _as_one(slices: Sequence[Slice], length: int, count: int) -> Slice:
     """The slices as one of so many pieces of that length, at the place of the first."""
     one, layers = slices[0], [each.layer for each in slices]
-    if count == 1 or length == one.prefill_stride == one.decode_stride:
-        one = replace(one, length=length * count, count=1, prefill_stride=0, decode_stride=0)
-    else:
-        one = replace(one, length=length)
-    return replace(one, layer=min(layers), layers=max(layers) - min(layers) + 1)
+    if len(slices) == 1:
+        return one
+    strides = one.prefill_stride, one.decode_stride
+    if count == 1 or strides == (length, length):  # without gaps
+        length, count, strides = length * count, 1, (0, 0)
+    return replace(
+        one,
+        layer=min(layers),
+        length=length,
+        count=count,
+        prefill_stride=strides[0],
+        decode_stride=strides[1],
+        layers=max(layers) - min(layers) + 1,
+    )
 
 
 def _whole(together: Sequence[_Moved]) -> bool:
