@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from kvxfer.cache.given import given_kinds, given_notice
+from kvxfer.cache.hybrid_blocks import hybrid_notices
 from kvxfer.cache.layout import LARGEST_RANKS, Order, Ranks, Side, rank_pairs
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.cache.wire import Wire, on_the_wire
@@ -156,7 +157,8 @@ class Asked:
         given = self.assumptions.kv_bytes_per_token
         if given is not None:
             return [*self.shape.notices, given_notice(given)]
-        return [*self.shape.notices, *self.shape.dtype_notices(self.dtypes)]
+        blocks = hybrid_notices(map(self.spec, self.dtypes), self.prefill, self.decode)
+        return [*self.shape.notices, *self.shape.dtype_notices(self.dtypes), *blocks]
 
 
 def read(options: Options) -> Asked:

@@ -14,6 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from kvxfer import __version__, cli
+from kvxfer.cache.hybrid_blocks import hybrid_notices
+from kvxfer.cache.layout import Ranks
+from kvxfer.cache.spec import CacheSpec
 from kvxfer.model.dtypes import BF16, DTYPES, FP8_E4M3, PACKED, DType, resolve_dtype
 from kvxfer.model.layers import LayerKind
 from kvxfer.model.presets import load_model
@@ -107,8 +110,12 @@ def model_document(request: Request, words: Sequence[str]) -> dict[str, Any]:
             }
             for count in request.tokens
         ],
-        "notices": [*shape.notices, *shape.dtype_notices(request.dtypes)],
+        "notices": [*shape.notices, *shape.dtype_notices(request.dtypes), *_blocks(request)],
     }
+
+
+def _blocks(request: Request) -> list[str]:
+    return hybrid_notices((CacheSpec(request.shape, dtype, request.block_size) for dtype in request.dtypes), Ranks())
 
 
 def _usual_dtypes(shape: ModelShape) -> list[DType]:
