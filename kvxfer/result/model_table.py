@@ -32,6 +32,7 @@ def _headline(model: Mapping[str, Any]) -> str:
         parameters = f"{model['params_total']:,} parameters"
         if model["params_active"] != model["params_total"]:
             parameters += f", {model['params_active']:,} active"
+        parameters += f" ({model['params_embedding']:,} of them embedding and head)"
     layers = counted(model["layers"], "layer")
     return f"{plain(model['name'])}: {model['family'].replace('_', ' ')}, {layers}, {parameters}"
 
