@@ -13,7 +13,7 @@ from kvxfer.cache.given import given_kinds, given_notice
 from kvxfer.cache.hybrid_blocks import hybrid_notices
 from kvxfer.cache.layout import LARGEST_RANKS, Order, Ranks, Side, rank_pairs
 from kvxfer.cache.spec import CacheSpec
-from kvxfer.cache.wire import Wire, on_the_wire
+from kvxfer.cache.wire import Wire, on_the_wire, pieces
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import DTYPES, PACKED, DType, resolve_dtype
@@ -148,6 +148,18 @@ class Asked:
             held = self.assumptions.held_blocks(tokens, self.block_size)
             missing = blocks_of(tokens, self.block_size) > held
             return on_the_wire(pairs, spec.blocks(tokens, held)) if missing else Wire({}, 0)
+
+        return of_prompt
+
+    def pieces(self, dtype: DType, regions_per_layer: int, fragmentation: float) -> Callable[[int], int]:
+        """Descriptors of a prompt of a length, of all rank pairs together; 0 where decode holds all of it."""
+        spec = self.spec(dtype, regions_per_layer)
+        pairs = rank_pairs(spec.regions(self.prefill), spec.regions(self.decode), spec.order)
+
+        def of_prompt(tokens: int) -> int:
+            held = self.assumptions.held_blocks(tokens, self.block_size)
+            missing = blocks_of(tokens, self.block_size) > held
+            return pieces(pairs, spec.blocks(tokens, held), fragmentation) if missing else 0
 
         return of_prompt
 

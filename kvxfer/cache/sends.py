@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kvxfer.cache.plan import Segment
 from kvxfer.model.shape import blocks_of
+
+if TYPE_CHECKING:  # which brings numpy, and plan has to answer at once
+    from kvxfer.cache.plan import Segment
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kvxfer.cache.wire import run_count
+
 Table = npt.NDArray[np.uint32]
 
 PLACING_ATTEMPTS = 64
@@ -24,11 +26,6 @@ class BlockTables:
     prefill: Table
     decode: Table
     pool_blocks: int
-
-
-def run_count(blocks: int, fragmentation: float) -> int:
-    """Runs that a request of so many blocks is cut into."""
-    return 1 + round(fragmentation * (blocks - 1))
 
 
 def scatter(blocks: int, slots: int, generations: int, fragmentation: float, seed: int) -> BlockTables:

@@ -9,6 +9,20 @@ from dataclasses import dataclass
 from kvxfer.cache.layout import RankPair
 
 
+def run_count(blocks: int, fragmentation: float) -> int:
+    """Runs of neighbouring blocks that a request of so many is cut into: each is a piece of every region."""
+    return 1 + round(fragmentation * (blocks - 1))
+
+
+def pieces(pairs: Sequence[RankPair], blocks: Sequence[int], fragmentation: float) -> int:
+    """Descriptors of a request with so many blocks in each group; only whole blocks are joined to runs."""
+    return sum(
+        one.count * (run_count(blocks[one.group], fragmentation) if one.whole else blocks[one.group])
+        for pair in pairs
+        for one in pair.slices
+    )
+
+
 @dataclass(frozen=True)
 class Wire:
     """Bytes of one request by (prefill rank, decode rank); heads and latents that ranks replicate count each time.

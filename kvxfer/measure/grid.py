@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kvxfer.cache.tables import run_count
+from kvxfer.cache.wire import run_count
 from kvxfer.cost.points import Role
 from kvxfer.errors import UsageError
 from kvxfer.measure.request import Row

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvxfer.cache.spec import CacheSpec
-from kvxfer.cache.tables import run_count
+from kvxfer.cache.wire import run_count
 from kvxfer.cost.points import Role
 from kvxfer.measure.grid import INFLIGHT, design
 from kvxfer.measure.request import Row

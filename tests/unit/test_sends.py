@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvxfer.cache.layout import Ranks
-from kvxfer.cache.plan import TransferPlan, transfer_plan
-from kvxfer.cache.sends import Cut, Segment, chunk_ends, chunk_lengths, sends, sweep
+from kvxfer.cache.plan import Segment, TransferPlan, transfer_plan
+from kvxfer.cache.sends import Cut, chunk_ends, chunk_lengths, sends, sweep
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.errors import UsageError
 from kvxfer.measure.request import Row, tables

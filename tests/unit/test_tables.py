@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvxfer.cache.tables import Table, run_count, scatter
+from kvxfer.cache.tables import Table, scatter
+from kvxfer.cache.wire import run_count
 
 SCATTERS = st.tuples(
     st.integers(1, 200),  # blocks

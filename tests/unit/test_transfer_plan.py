@@ -17,6 +17,7 @@ from kvxfer.cache.layout import Ranks, rank_pairs
 from kvxfer.cache.plan import TransferPlan, transfer_plan
 from kvxfer.cache.spec import CacheSpec, region_addresses
 from kvxfer.cache.tables import BlockTables, scatter
+from kvxfer.cache.wire import pieces
 from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import DTYPES, PACKED, resolve_dtype
 from kvxfer.model.layers import FullAttention
@@ -64,6 +65,8 @@ def test_every_byte_moves_once_to_the_right_place(
     for request in range(slots):
         prefill, decode = tables[0].prefill[request], tables[0].decode[request]
         plan = whole_plan(spec, tables, request)
+        side = spec.regions(Ranks())
+        assert plan.descriptors == pieces(rank_pairs(side, side, spec.order), [blocks], fragmentation)
         for region, size in enumerate(spec.block_bytes):
             source = np.arange(size * tables[0].pool_blocks, dtype=np.int64)
             arrived, times = moved(plan, region, source)
