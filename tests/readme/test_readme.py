@@ -46,8 +46,8 @@ def shortened(command: str) -> list[str]:
         words += ["--tokens", "128" if "--fit" in words else "512"]  # a shorter prompt has a smaller grid
     if "--fit" in words:
         words += ["--fit-seconds", "1"]
-    if "layers" in words:
-        words[words.index("--tokens") + 1] = "8"  # real layers on CPUs that others use too are refused beyond some seconds
+    if "layers" in words:  # of real layers on CPUs that others use too, more are refused beyond some seconds
+        words[words.index("--tokens") + 1] = "8"
     return words + SHORTER
 
 
