@@ -5,20 +5,40 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from kvxfer.asked import Asked
 from kvxfer.cost.colocated import Mode, simulate, stall_rows
+from kvxfer.cost.fitted import Fitted, fitting
 from kvxfer.cost.measured import Measured
+from kvxfer.cost.pipelined import Pipelining
 from kvxfer.cost.pools import Pools, pools_of, pools_record
 from kvxfer.cost.prefill_source import GIVEN, PrefillSource, prefill_sources
-from kvxfer.cost.split import MeasuredPath, PathCost, line_rate_paths, paths_between_hosts
+from kvxfer.cost.split import (
+    Path,
+    PathCost,
+    Traffic,
+    farther_reaching,
+    fitted_paths,
+    line_rate_paths,
+    path_cost,
+    paths_between_hosts,
+)
 from kvxfer.cost.verdict import Decision, decide
-from kvxfer.cost.verdict_rules import ARRIVALS, ENGINES, LENGTHS, PREFILL, REACH, Situation
+from kvxfer.cost.verdict_rules import ARRIVALS, ENGINES, LENGTHS, MODEL, PREFILL, REACH, Situation
 from kvxfer.load_options import Offered
 from kvxfer.model.dtypes import DType
 
-Record = dict[str, Any]
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a result holds: measured transfers, and cost models that were fitted."""
+
+    rows: Sequence[Measured] = ()
+    fitted: Sequence[Fitted] = ()
 
 
 @dataclass(frozen=True)
@@ -35,7 +55,7 @@ class Service:
     modes: Sequence[Mode]
     paths: Mapping[str, Sequence[PathCost]]
     wants_measured: bool
-    unused: Sequence[MeasuredPath]
+    unused: Sequence[Path]
 
     @property
     def source(self) -> PrefillSource | None:
@@ -47,10 +67,8 @@ def deciding(sources: Sequence[PrefillSource]) -> PrefillSource | None:
     return sources[-1] if sources else None
 
 
-def service_of(
-    asked: Asked, offered: Offered, measured: Sequence[Measured] | None, ratio: Sequence[Mapping[str, Any]]
-) -> Service:
-    """`measured` are the rows of --measured, None without; `ratio` are the plan's rows, with these set beside."""
+def service_of(asked: Asked, offered: Offered, measurement: Measurement | None, ratio: Sequence[Record]) -> Service:
+    """`measurement` is that of --measured, None without; `ratio` are the plan's rows, with its rows set beside."""
     load, cluster, step_ms = offered.load, offered.cluster, offered.step_ms
     sources = prefill_sources(asked.shape, asked.assumptions, offered.given)
     source = deciding(sources)
@@ -58,14 +76,14 @@ def service_of(
     if source is not None and step_ms is not None and load.requests_per_s is not None:
         modes = simulate(source, load, cluster.colocated_instances, step_ms, offered.chunks, asked.assumptions)
     paths: dict[str, Sequence[PathCost]] = {}
-    unused: list[MeasuredPath] = []
+    unused: list[Path] = []
     if source is not None:
         for dtype in asked.dtypes:
-            costs, without = _measured_paths(asked, offered, source, dtype, measured or (), ratio)
-            paths[dtype.name] = costs or _line_rates(asked, offered, source, dtype)
+            costs, without = _measured_paths(asked, offered, source, dtype, measurement or Measurement(), ratio)
+            paths[dtype.name] = costs or line_rate_paths(_traffic(asked, offered, source, dtype, _on_a_link))
             unused += without
     pools = pools_of(cluster, load, source, asked.assumptions, step_ms)
-    return Service(asked, offered, sources, pools, modes, paths, measured is not None, unused)
+    return Service(asked, offered, sources, pools, modes, paths, measurement is not None, unused)
 
 
 def plan_record(service: Service) -> Record:
@@ -117,26 +135,22 @@ def _measured_paths(
     offered: Offered,
     source: PrefillSource,
     dtype: DType,
-    measured: Sequence[Measured],
-    ratio: Sequence[Mapping[str, Any]],
-) -> tuple[list[PathCost], list[MeasuredPath]]:
-    """What was measured between two hosts: what that costs the load, and what of it reaches no prompt of it."""
-    wire, assumptions, load = asked.wire(dtype), asked.assumptions, offered.load
-
-    def moved(tokens: int) -> int:
-        between = None if wire is None else wire(tokens)
-        return assumptions.moved_bytes(asked.shape, tokens, asked.block_size, dtype, between)
-
+    measurement: Measurement,
+    ratio: Sequence[Record],
+) -> tuple[list[PathCost], list[Path]]:
+    """What was measured or fitted between two hosts: what that costs the load, and what reaches no prompt of it."""
+    traffic = _traffic(asked, offered, source, dtype, _moved)
     exposed = {
         entry["of"]: entry.get("exposed_ms")
         for row in ratio
         if (row["dtype"], row["basis"]) == (dtype.name, source.basis)
         for entry in row["measured"]
     }
+    rows = paths_between_hosts(measurement.rows, asked.shape.name, dtype.name, traffic.sizes)
+    models = [] if asked.assumptions.parallel else fitting(measurement.fitted, asked.shape.name, dtype.name)
     costs, unused = [], []
-    for path in paths_between_hosts(measured, asked.shape.name, dtype.name, moved):
-        instances = offered.cluster.prefill_instances
-        cost = path.cost(dtype.name, moved, load, source, assumptions, instances, exposed)
+    for path in farther_reaching(rows, fitted_paths(models, traffic, rows), traffic.prompts):
+        cost = path_cost(path, traffic, exposed)
         if cost is None:
             unused.append(path)
         else:
@@ -144,18 +158,52 @@ def _measured_paths(
     return costs, unused
 
 
-def _line_rates(asked: Asked, offered: Offered, source: PrefillSource, dtype: DType) -> list[PathCost]:
-    instances = offered.cluster.prefill_instances
-    return line_rate_paths(dtype.name, _on_a_link(asked, dtype), offered.load, source, asked.assumptions, instances)
+BytesOf = Callable[[int], int]
 
 
-def _on_a_link(asked: Asked, dtype: DType) -> Callable[[int], int]:
-    """Bytes of a prompt on one link."""
+def _traffic(
+    asked: Asked, offered: Offered, source: PrefillSource, dtype: DType, sizes: Callable[[Asked, DType], BytesOf]
+) -> Traffic:
+    """`sizes` tells which of the bytes that move count."""
+    pipelining = None
+    if offered.cut is not None:
+        pipelining = Pipelining(
+            cut=None if offered.cut == "best" else offered.cut,
+            known=asked.tokens,
+            layers=len(asked.spec(dtype).kinds),
+            block_size=asked.block_size,
+            source=source,
+            assumptions=asked.assumptions,
+        )
+    return Traffic(
+        dtype=dtype.name,
+        sizes=cache(sizes(asked, dtype)),
+        pieces=cache(asked.pieces(dtype, offered.regions, offered.fragmentation)),
+        tokens=asked.tokens,
+        load=offered.load,
+        source=source,
+        assumptions=asked.assumptions,
+        instances=offered.cluster.prefill_instances,
+        pipelining=pipelining,
+    )
+
+
+def _moved(asked: Asked, dtype: DType) -> BytesOf:
+    """Bytes of a prompt, all rank pairs together."""
     wire, assumptions = asked.wire(dtype), asked.assumptions
-    if wire is None:
-        return lambda tokens: assumptions.moved_bytes(asked.shape, tokens, asked.block_size, dtype)
-    if assumptions.links_shared:
-        return lambda tokens: wire(tokens).bytes
+
+    def of_prompt(tokens: int) -> int:
+        between = None if wire is None else wire(tokens)
+        return assumptions.moved_bytes(asked.shape, tokens, asked.block_size, dtype, between)
+
+    return of_prompt
+
+
+def _on_a_link(asked: Asked, dtype: DType) -> BytesOf:
+    """Bytes of a prompt on one link."""
+    wire = asked.wire(dtype)
+    if wire is None or asked.assumptions.links_shared:
+        return _moved(asked, dtype)
     return lambda tokens: wire(tokens).busiest_rank_bytes
 
 
@@ -172,6 +220,8 @@ def _situation(service: Service, dtype: DType, path: PathCost | None) -> Situati
         assumed.add(ENGINES)
     if path is not None and (service.wants_measured if path.reached is None else path.reached < 1):
         assumed.add(REACH)
+    if path is not None and path.pipelined is not None:
+        assumed.add(MODEL)
     return Situation(
         objective=offered.objective,
         itl_target_ms=offered.itl_target_ms,

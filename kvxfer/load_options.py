@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 import typer
 
 from kvxfer.asked import LARGEST_TOKENS, Asked, Options
 from kvxfer.cache.layout import Ranks
+from kvxfer.cache.sends import Cut
 from kvxfer.cost.load import Load
 from kvxfer.cost.load_file import PER_S, TraceUnit, read_load
 from kvxfer.cost.pools import Cluster, make_cluster
@@ -17,6 +18,7 @@ from kvxfer.cost.prefill_file import read_prefill_times
 from kvxfer.cost.prefill_source import PrefillRate, PrefillSource
 from kvxfer.errors import UsageError
 from kvxfer.options import parse_choice, parse_float, parse_int, parse_int_list
+from kvxfer.pipelining import parse_one_cut
 
 LARGEST_GPUS = 1_000_000
 LARGEST_MS = 1e9
@@ -64,6 +66,22 @@ class LoadOptions:
     fixed_ms: Annotated[
         str, typer.Option(metavar="X", help="assumed: what a transfer costs beside its bytes, in ms")
     ] = "0"
+    send_ms: Annotated[
+        str, typer.Option(metavar="X", help="assumed: the part of --fixed-ms that each send of --pipeline costs again")
+    ] = "0"
+    pipeline: Annotated[
+        str,
+        typer.Option(
+            metavar="off|best|K[xC]",
+            help="let K layers (of chunks of C tokens) leave together while later ones are computed, by a model",
+        ),
+    ] = "off"
+    fragmentation: Annotated[
+        str, typer.Option(metavar="F", help="of a request's blocks, 0 … 1, for what a fitted cost model predicts")
+    ] = "1"
+    regions: Annotated[
+        str, typer.Option(metavar="1|2", help="memory regions per layer, for what a fitted cost model predicts")
+    ] = "1"
     prefill_tokens_per_s: Annotated[
         str | None, typer.Option(metavar="X", help="measured by you: tokens that one engine prefills per second")
     ] = None
@@ -80,7 +98,8 @@ class Offered:
     """What the user said of the service, checked; None where nothing was said.
 
     from_file: the load is that of a file. ranks are the sides' ranks where the user named both. given is the prefill
-    that the user measured.
+    that the user measured. cut is how prompts leave layer by layer; None: all at once. fragmentation and regions per
+    layer are those of requests that a cost model predicts.
     """
 
     load: Load
@@ -93,6 +112,9 @@ class Offered:
     kv_memory_gb: float | None
     ranks: tuple[Ranks, Ranks] | None
     given: PrefillSource | None
+    cut: Cut | Literal["best"] | None
+    fragmentation: float
+    regions: int
 
 
 def read_load_options(options: LoadOptions, shared: Options, asked: Asked, tokens_given: bool) -> tuple[Asked, Offered]:
@@ -104,7 +126,14 @@ def read_load_options(options: LoadOptions, shared: Options, asked: Asked, token
     if options.lengths is not None and not tokens_given:
         asked = replace(asked, tokens=list(dict.fromkeys(load.percentile(percent) for percent in (50, 90, 99))))
     fixed_ms = parse_float(options.fixed_ms, "--fixed-ms", 0, LARGEST_MS)
-    asked = replace(asked, assumptions=replace(asked.assumptions, fixed_ms=fixed_ms))
+    send_ms = parse_float(options.send_ms, "--send-ms", 0, LARGEST_MS)
+    if send_ms > fixed_ms:
+        raise UsageError(
+            f"--send-ms {send_ms:g} is more than --fixed-ms {fixed_ms:g}, of which it is the part that each send costs "
+            "again; give what a whole transfer costs beside its bytes as --fixed-ms"
+        )
+    asked = replace(asked, assumptions=replace(asked.assumptions, fixed_ms=fixed_ms, send_ms=send_ms))
+    layers = len(asked.spec(asked.dtypes[0]).kinds)
     prefill_named = shared.tp_prefill is not None or shared.pp_prefill is not None
     decode_named = shared.tp_decode is not None or shared.pp_decode is not None
     objective = options.objective
@@ -119,6 +148,9 @@ def read_load_options(options: LoadOptions, shared: Options, asked: Asked, token
         kv_memory_gb=_positive(options.kv_memory_gb, "--kv-memory-gb", 1e6),
         ranks=(asked.prefill, asked.decode) if prefill_named and decode_named else None,
         given=_given(options),
+        cut=parse_one_cut(options.pipeline, layers, max(*load.prompts, *asked.tokens)),
+        fragmentation=parse_float(options.fragmentation, "--fragmentation", 0, 1),
+        regions=parse_int(options.regions, "--regions", high=2),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kvxfer.cache.sends import Cut, sweep
 from kvxfer.errors import UsageError
@@ -50,6 +50,20 @@ def _cut(word: str, layers: int) -> Cut:
             "model's), with xTOKENS for chunks of the prompt, such as 4 or 4x2048"
         )
     return Cut(int(found[1]), None if found[2] is None else int(found[2]))
+
+
+def parse_one_cut(text: str, layers: int, longest: int) -> Cut | Literal["best"] | None:
+    """The cut that plan's `--pipeline` asks for of prompts up to so many tokens; None: off. Raises UsageError."""
+    word = text.strip().lower()
+    if word == "best":
+        return "best"
+    if word == "sweep" or "," in word:
+        raise UsageError(
+            f"--pipeline {quoted(text)} is not allowed: plan looks at one cut; give off, best, or layers per send from "
+            f"1 to {layers} (the model's), with xTOKENS for chunks of the prompt, such as 4 or 4x2048"
+        )
+    cuts = parse_pipeline(text, layers, [longest])
+    return None if cuts is None else cuts[0]
 
 
 def parse_compute(text: str) -> tuple[ComputeKind, float | None]:

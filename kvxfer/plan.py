@@ -16,10 +16,11 @@ import typer
 from kvxfer import __version__, cli, explained
 from kvxfer.asked import Asked, Options, read, takes_options
 from kvxfer.cache.wire import Wire
-from kvxfer.cost.measured import Measured, matching, measured_rows
+from kvxfer.cost.fitted import fitted_models, fitting, predicted_entries
+from kvxfer.cost.measured import matching, measured_rows
 from kvxfer.cost.prefill_source import GIVEN
 from kvxfer.cost.ratio import line_rate_ms, ratio_notices, ratio_rows
-from kvxfer.decision import plan_record, service_of, unused_notices, verdict_record
+from kvxfer.decision import Measurement, plan_record, service_of, unused_notices, verdict_record
 from kvxfer.load_options import LoadOptions, Offered, read_load_options
 from kvxfer.model.dtypes import DType
 from kvxfer.model.record import model_record
@@ -31,6 +32,7 @@ ONE_HOST = (
     "between two hosts (kvxfer bench --peer), or leave --measured out for a verdict from line rates"
 )
 AT_ONCE = "measured rows with several requests at once are left out: each waits for the others; --inflight 1"
+ONE_RANK = "fitted cost models predict requests between one rank on each side; they are not used for several"
 LINE_RATES = "line rates are upper bounds without protocol or set-up cost; kvxfer bench measures what a path takes"
 
 
@@ -39,9 +41,9 @@ Wires = dict[int, Wire] | None
 
 @dataclass(frozen=True)
 class Request(Asked):
-    """What the user asked for, checked; with the rows of a measured result to set beside."""
+    """What the user asked for, checked; with what a result holds to set beside."""
 
-    measured: list[Measured]
+    measurement: Measurement
     offered: Offered
 
 
@@ -70,8 +72,8 @@ def command(
     source = context.get_parameter_source("tokens")
     tokens_given = source is not None and source.name != "DEFAULT"
     asked, offered = read_load_options(load, options, read(options), tokens_given)
-    rows = [] if measured is None else _read_measured(measured)
-    request = Request(**vars(asked), measured=rows, offered=offered)
+    measurement = Measurement() if measured is None else _read_measured(measured)
+    request = Request(**vars(asked), measurement=measurement, offered=offered)
     document = plan_document(request, context.obj, wants_measured=measured is not None)
     if json is not None:
         write_result(json, document)
@@ -95,12 +97,13 @@ def plan_document(request: Request, words: Sequence[str], wants_measured: bool =
             request.tokens,
             request.block_size,
             assumptions,
-            request.measured,
+            request.measurement.rows,
             between,
             request.offered.given,
         )
     ]
-    service = service_of(request, request.offered, request.measured if wants_measured else None, rows)
+    _predict(request, rows)
+    service = service_of(request, request.offered, request.measurement if wants_measured else None, rows)
     one_host = _one_host(request)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -125,9 +128,21 @@ def _wires(request: Request, dtype: DType) -> Wires:
     return None if wire is None else {count: wire(count) for count in request.tokens}
 
 
-def _read_measured(path: str) -> list[Measured]:
+def _read_measured(path: str) -> Measurement:
     result = read_result(path)
-    return measured_rows(result["results"], str(result["scope"]))
+    return Measurement(measured_rows(result["results"], str(result["scope"])), fitted_models(result["cost_model"]))
+
+
+def _predict(request: Request, rows: Sequence[dict[str, Any]]) -> None:
+    """Adds to each row what fitted cost models say of its request; they are of one rank on each side."""
+    if request.assumptions.parallel:
+        return
+    for dtype in request.dtypes:
+        models = fitting(request.measurement.fitted, request.shape.name, dtype.name)
+        pieces = request.pieces(dtype, request.offered.regions, request.offered.fragmentation)
+        for row in rows:
+            if models and row["dtype"] == dtype.name:
+                row["predicted"] = predicted_entries(models, row["bytes"], pieces(row["tokens"]), row["prefill_ms"])
 
 
 def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DType, Wires]) -> list[str]:
@@ -135,8 +150,10 @@ def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DTyp
     notices = [*request.notices, *ratio_notices(request.shape, request.assumptions), LINE_RATES]
     notices += [*_fixed(request), *_pieces(request, rows), *_as_flops(request, rows)]
     for dtype, wires in wanted.items():
-        notices += _missing(request, dtype, wires)
-    if any(row.inflight > 1 for row in request.measured):
+        notices += _missing(request, dtype, wires, _predicted(rows, dtype))
+    if request.measurement.fitted and request.assumptions.parallel:
+        notices.append(ONE_RANK)
+    if any(row.inflight > 1 for row in request.measurement.rows):
         notices.append(AT_ONCE)
     if one_host := _one_host(request):
         notices.append(ONE_HOST.format(", ".join(one_host)))
@@ -145,7 +162,8 @@ def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DTyp
 
 def _one_host(request: Request) -> list[str]:
     """The scopes of measured times that say nothing about a link."""
-    return [scope for scope in ONE_HOST_SCOPES if any(row.scope == scope for row in request.measured)]
+    told = {row.scope for row in request.measurement.rows} | {one.scope for one in request.measurement.fitted}
+    return [scope for scope in ONE_HOST_SCOPES if scope in told]
 
 
 def _fixed(request: Request) -> list[str]:
@@ -186,13 +204,22 @@ def _pieces(request: Request, rows: Sequence[dict[str, Any]]) -> list[str]:
     return [f"pieces of a request between {pairs} in layout {request.layout}, at most: {told}"]
 
 
-def _missing(request: Request, dtype: DType, wires: Wires) -> list[str]:
-    """A sentence about the prompt lengths that were not measured."""
+def _predicted(rows: Sequence[dict[str, Any]], dtype: DType) -> set[int]:
+    """The prompt lengths that a cost model reaches."""
+    return {
+        row["tokens"]
+        for row in rows
+        if row["dtype"] == dtype.name and any(entry["transfer_ms"] is not None for entry in row.get("predicted", ()))
+    }
+
+
+def _missing(request: Request, dtype: DType, wires: Wires, predicted: set[int]) -> list[str]:
+    """A sentence about the prompt lengths that were neither measured nor are predicted from what was fitted."""
     name, missing = request.shape.name, []
     for count in request.tokens:
         wire = wires[count] if wires else None
         size = request.assumptions.moved_bytes(request.shape, count, request.block_size, dtype, wire)
-        if not matching(request.measured, name, dtype.name, count, size):
+        if count not in predicted and not matching(request.measurement.rows, name, dtype.name, count, size):
             missing.append(f"{count:,} tokens ({size:,} bytes)")
     return [f"not measured: {name} in {dtype.name} with {', '.join(missing)}"] if missing else []
 

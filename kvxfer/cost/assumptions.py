@@ -26,7 +26,8 @@ class Assumptions:
 
     tp_* and pp_* are the tensor-parallel ranks and pipeline stages of each side. Either all rank pairs share the one
     link, or (links_shared False) every rank has a link of its own, and the busiest rank decides. fixed_ms is what a
-    transfer costs beside its bytes, however few they are.
+    transfer costs beside its bytes, however few they are; send_ms is the part of it that each send of a pipelined
+    request costs again, and keeps the next one waiting for.
     """
 
     gpus: int = 4
@@ -43,6 +44,7 @@ class Assumptions:
     pp_decode: int = 1
     links_shared: bool = True
     fixed_ms: float = 0.0
+    send_ms: float = 0.0
 
     @property
     def parallel(self) -> bool:
@@ -107,4 +109,5 @@ class Assumptions:
             "pp": {"prefill": self.pp_prefill, "decode": self.pp_decode},
             "links_shared": self.links_shared,
             **({"fixed_ms": self.fixed_ms} if self.fixed_ms else {}),
+            **({"send_ms": self.send_ms} if self.send_ms else {}),
         }

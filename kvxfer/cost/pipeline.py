@@ -7,12 +7,24 @@ for those before it; what is left of the last one when compute ends is exposed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Protocol
 
 SAME = 1e-9
 """Relative difference below which two predicted times are the same."""
+
+
+class Carrier(Protocol):
+    """What carries one send after another."""
+
+    @property
+    def latency_ns(self) -> float:
+        """From a send's end to when it is usable, with the next one on its way already."""
+
+    def holds_ns(self, size: float, descriptors: float) -> float:
+        """How long a send of so many bytes keeps the next one waiting."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +37,6 @@ class Link:
     per_descriptor_ns: float = 0.0
 
     def holds_ns(self, size: float, descriptors: float) -> float:
-        """How long a send of so many bytes keeps the next one waiting."""
         return self.occupancy_ns + self.per_descriptor_ns * descriptors + size / self.gbyte_s
 
     def alone_ns(self, size: float, descriptors: float) -> float:
@@ -42,7 +53,7 @@ class Ready:
     descriptors: float = 0.0
 
 
-def usable_ns(sends: Sequence[Ready], link: Link) -> list[float]:
+def usable_ns(sends: Sequence[Ready], link: Carrier) -> list[float]:
     """When each send is usable, from the request's start; they go in the order given."""
     free, found = 0.0, []
     for send in sends:
@@ -51,7 +62,7 @@ def usable_ns(sends: Sequence[Ready], link: Link) -> list[float]:
     return found
 
 
-def exposed_ns(sends: Sequence[Ready], link: Link, compute_ns: float) -> float:
+def exposed_ns(sends: Sequence[Ready], link: Carrier, compute_ns: float) -> float:
     """How much later than the end of compute the last byte is usable; never below zero."""
     return max(0.0, *(at - compute_ns for at in usable_ns(sends, link))) if sends else 0.0
 
@@ -64,6 +75,19 @@ def by_layers(size: float, descriptors: float, layer_ns: Sequence[float], togeth
         at += sum(part)
         share = len(part) / layers
         found.append(Ready(at, size * share, descriptors * share))
+    return found
+
+
+def by_chunks(
+    size: float, descriptors: float, chunks: Sequence[tuple[float, float]], layers: int, together: int
+) -> list[Ready]:
+    """The sends of `together` of `layers` layers of each chunk; `chunks` are (ns of all layers, share of the bytes)."""
+    at, found = 0.0, []
+    for ns, share in chunks:
+        for first in range(0, layers, together):
+            part = min(together, layers - first) / layers
+            at += ns * part
+            found.append(Ready(at, size * share * part, descriptors * share * part))
     return found
 
 
@@ -125,6 +149,11 @@ def break_even_tokens(
         serial = exposed_ns(by_layers(size, descriptors, layer_ns, layers), link, compute)
         return pipelined <= serial * (1 + SAME)
 
+    return first_that_pays(pays, step)
+
+
+def first_that_pays(pays: Callable[[int], bool], step: int) -> int | None:
+    """The shortest prompt, in multiples of `step` tokens, from which on it pays. None: there is none."""
     high = step
     while not pays(high):
         high *= 2

@@ -1,14 +1,18 @@
-"""What a split costs the load: every request's cache crosses a path, which is a line rate or was measured."""
+"""What a split costs the load: every request's cache crosses a path, that is a line rate or was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 from kvxfer.cost.assumptions import Assumptions
+from kvxfer.cost.fitted import Fitted
 from kvxfer.cost.load import Load
 from kvxfer.cost.measured import Measured
+from kvxfer.cost.pipeline import Carrier, Link
+from kvxfer.cost.pipelined import Crossing, MeasuredLink, Pipelined, Pipelining
 from kvxfer.cost.prefill_source import PrefillSource, on_the_line, prompt_ms
 from kvxfer.cost.ratio import line_rate_ms
 from kvxfer.result.file import ONE_HOST_SCOPES
@@ -30,7 +34,8 @@ class PathCost:
     the line rate, or what was measured on the longest prompt. percent is the share of the transfers in the prefill of
     the same prompts. exposed_ms is what pipelining leaves of the longest measured prompt's transfer; without it all of
     it waits. setup_ms is what the first request of a pair of running engines waits for beside its transfer. busy is the
-    share of time that the path of one prefill engine carries bytes. None where not known.
+    share of time that the path of one prefill engine carries bytes. pipelined is what a model says that pipelining
+    leaves exposed, where that was asked for. None where not known.
     """
 
     dtype: str
@@ -44,29 +49,79 @@ class PathCost:
     exposed_ms: float | None
     setup_ms: float | None
     busy: float | None
+    pipelined: Pipelined | None = None
+
+    @property
+    def waiting_percent(self) -> float:
+        """What the first token waits for, in percent of prefill: of a transfer that is not pipelined all of it."""
+        return self.percent if self.pipelined is None else self.pipelined.percent
 
     def as_record(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def line_rate_paths(
-    dtype: str,
-    sizes: Callable[[int], int],
-    load: Load,
-    source: PrefillSource,
-    assumptions: Assumptions,
-    instances: int | None,
-) -> list[PathCost]:
-    """One for each line rate that is assumed. `sizes` tells the bytes on one link by prompt length."""
-    prompts = load.quantiles(STANDING_FOR_ALL)
-    bytes_of = {prompt: sizes(prompt) for prompt in {*prompts, load.percentile(50), load.percentile(99)}}
-    prefill = sum(prompt_ms(source, assumptions, prompt) for prompt in prompts)
+@dataclass(frozen=True)
+class Traffic:
+    """One cache under one load: bytes and descriptors by prompt length, the prefill that they are set against.
+
+    tokens are the prompt lengths that are told one by one. pipelining is None where it was not asked for.
+    """
+
+    dtype: str
+    sizes: Callable[[int], int]
+    pieces: Callable[[int], int]
+    tokens: Sequence[int]
+    load: Load
+    source: PrefillSource
+    assumptions: Assumptions
+    instances: int | None
+    pipelining: Pipelining | None = None
+
+    @cached_property
+    def prompts(self) -> list[int]:
+        """Those that stand for the load."""
+        return self.load.quantiles(STANDING_FOR_ALL)
+
+    def prefill_ms(self, prompts: Sequence[int]) -> float:
+        return sum(prompt_ms(self.source, self.assumptions, prompt) for prompt in prompts)
+
+    def busy(self, gbit: float) -> float | None:
+        """With one path to each prefill engine; one engine where their number is not said."""
+        rate = self.load.requests_per_s
+        mean_bytes = sum(map(self.sizes, self.prompts)) / len(self.prompts)
+        return None if rate is None else rate / (self.instances or 1) * mean_bytes * 8 / (gbit * 1e9)
+
+    def pipelined(self, carrier: Carrier | None, reaches: Callable[[int], bool]) -> Pipelined | None:
+        """What a carrier leaves exposed of the prompts that are reached; None where nothing is known of it."""
+        if self.pipelining is None or carrier is None:
+            return None
+        median, p99 = self.load.percentile(50), self.load.percentile(99)
+        return self.pipelining.of(
+            Crossing(
+                carrier=carrier,
+                sizes=self.sizes,
+                pieces=self.pieces,
+                prompts=[prompt for prompt in self.prompts if reaches(prompt)],
+                median=median if reaches(median) else None,
+                p99=p99 if reaches(p99) else None,
+                listed=[tokens for tokens in self.tokens if reaches(tokens)],
+            )
+        )
+
+
+def line_rate_paths(traffic: Traffic) -> list[PathCost]:
+    """One for each line rate that is assumed; the traffic's bytes are those on one link."""
+    prompts, load, assumptions = traffic.prompts, traffic.load, traffic.assumptions
+    bytes_of = {prompt: traffic.sizes(prompt) for prompt in {*prompts, load.percentile(50), load.percentile(99)}}
+    prefill = traffic.prefill_ms(prompts)
     paths = []
     for gbit in assumptions.link_gbit:
         times = {prompt: line_rate_ms(size, gbit, assumptions.fixed_ms) for prompt, size in bytes_of.items()}
+        each_send_ms = assumptions.send_ms
+        carrier = Link((assumptions.fixed_ms - each_send_ms) * 1e6, each_send_ms * 1e6, gbit / 8)
         paths.append(
             PathCost(
-                dtype=dtype,
+                dtype=traffic.dtype,
                 path=f"{gbit:g} Gb/s line rate",
                 measured=False,
                 reached=None,
@@ -76,15 +131,39 @@ def line_rate_paths(
                 p99_ms=times[load.percentile(99)],
                 exposed_ms=None,
                 setup_ms=None,
-                busy=_busy(load, instances, sum(bytes_of[prompt] for prompt in prompts) / len(prompts), gbit),
+                busy=traffic.busy(gbit),
+                pipelined=traffic.pipelined(carrier, lambda _: True),
             )
         )
     return paths
 
 
+class Path(Protocol):
+    """What was measured between two hosts by one backend and op; it knows the times of some prompts."""
+
+    @property
+    def named(self) -> str: ...
+
+    def reaches(self, tokens: int) -> bool: ...
+
+    def transfer_ms(self, tokens: int) -> float:
+        """Of a prompt that it reaches."""
+
+    def gbit(self, tokens: int) -> float:
+        """Of the longest prompt that was measured, or of this one, which it reaches."""
+
+    @property
+    def longest(self) -> Measured | None:
+        """The row of the longest prompt that was measured."""
+
+    @property
+    def carrier(self) -> Carrier | None:
+        """What carries a send; None where that is not known."""
+
+
 @dataclass(frozen=True)
 class MeasuredPath:
-    """What was measured of one cache between two hosts by one backend and op: rows of rising prompt length."""
+    """Rows of rising prompt length, of one cache, between two hosts by one backend and op."""
 
     rows: Sequence[Measured]
 
@@ -98,44 +177,86 @@ class MeasuredPath:
         return self.rows[0].tokens <= tokens <= self.rows[-1].tokens
 
     def transfer_ms(self, tokens: int) -> float:
-        """Of a prompt that it reaches; a line is drawn between two lengths."""
+        """A line is drawn between two lengths."""
         return on_the_line([(row.tokens, row.transfer_ms or 0.0) for row in self.rows], tokens)
 
-    def cost(
-        self,
-        dtype: str,
-        moved: Callable[[int], int],
-        load: Load,
-        source: PrefillSource,
-        assumptions: Assumptions,
-        instances: int | None,
-        exposed: Mapping[str, float | None],
-    ) -> PathCost | None:
-        """Of the prompts that it reaches; None where it reaches none.
+    def gbit(self, tokens: int) -> float:
+        return self.longest.bytes * 8 / (self.longest.transfer_ms or 0.0) / 1e6
 
-        `moved` tells the bytes by prompt length, `exposed` the ms that pipelining left of a row by its id.
-        """
-        prompts, longest = load.quantiles(STANDING_FOR_ALL), self.rows[-1]
-        reached = [prompt for prompt in prompts if self.reaches(prompt)]
-        if not reached or not longest.transfer_ms:
+    @property
+    def longest(self) -> Measured:
+        return self.rows[-1]
+
+    @property
+    def carrier(self) -> Carrier | None:
+        """A single length does not tell what a smaller send takes."""
+        if len({row.bytes for row in self.rows}) < len(self.rows) or len(self.rows) < 2:
             return None
-        share = len(reached) / len(prompts)
-        prefill = sum(prompt_ms(source, assumptions, prompt) for prompt in reached)
-        median, p99 = load.percentile(50), load.percentile(99)
-        gbit = longest.bytes * 8 / longest.transfer_ms / 1e6
-        return PathCost(
-            dtype=dtype,
-            path=self.named + (f", {share:.0%} of the prompts" if share < 1 else ""),
-            measured=True,
-            reached=share,
-            gbit=gbit,
-            percent=sum(self.transfer_ms(prompt) for prompt in reached) / prefill * 100,
-            median_ms=self.transfer_ms(median) if self.reaches(median) else None,
-            p99_ms=self.transfer_ms(p99) if self.reaches(p99) else None,
-            exposed_ms=exposed.get(longest.of),
-            setup_ms=None if longest.first_ms is None else max(0.0, longest.first_ms - longest.transfer_ms),
-            busy=_busy(load, instances, sum(moved(prompt) for prompt in prompts) / len(prompts), gbit),
-        )
+        return MeasuredLink([(row.bytes, (row.transfer_ms or 0.0) * 1e6) for row in self.rows])
+
+
+@dataclass(frozen=True)
+class FittedPath:
+    """A cost model that was fitted between two hosts, of one cache. longest is a row of that run, for its set-up."""
+
+    fitted: Fitted
+    sizes: Callable[[int], int]
+    pieces: Callable[[int], int]
+    longest: Measured | None = None
+
+    @property
+    def named(self) -> str:
+        one = self.fitted
+        return f"{one.backend} {one.op}, fitted on {told_range(one)}"
+
+    def reaches(self, tokens: int) -> bool:
+        return self.fitted.reaches(self.sizes(tokens), self.pieces(tokens))
+
+    def transfer_ms(self, tokens: int) -> float:
+        return self.fitted.fitted.predict_ns(self.pieces(tokens), self.sizes(tokens)) / 1e6
+
+    def gbit(self, tokens: int) -> float:
+        return self.sizes(tokens) * 8 / self.transfer_ms(tokens) / 1e6
+
+    @property
+    def carrier(self) -> Carrier:
+        return self.fitted
+
+
+def told_range(fitted: Fitted) -> str:
+    """`0.131 … 537 MB in 32 … 8,192 pieces`."""
+    low, high = (f"{size / 1e6:,.3g}" for size in fitted.bytes)
+    fewest, most = fitted.descriptors
+    return f"{low} … {high} MB in {fewest:,} … {most:,} pieces"
+
+
+def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None]) -> PathCost | None:
+    """Of the prompts that the path reaches; None where it reaches none.
+
+    `exposed` tells the ms that pipelining left of a measured row by its id.
+    """
+    reached = [prompt for prompt in traffic.prompts if path.reaches(prompt)]
+    if not reached or not path.transfer_ms(reached[-1]):
+        return None
+    share = len(reached) / len(traffic.prompts)
+    median, p99 = traffic.load.percentile(50), traffic.load.percentile(99)
+    longest = path.longest
+    gbit = path.gbit(reached[-1])
+    first_ms = None if longest is None else longest.first_ms
+    return PathCost(
+        dtype=traffic.dtype,
+        path=path.named + (f", {share:.0%} of the prompts" if share < 1 else ""),
+        measured=True,
+        reached=share,
+        gbit=gbit,
+        percent=sum(map(path.transfer_ms, reached)) / traffic.prefill_ms(reached) * 100,
+        median_ms=path.transfer_ms(median) if path.reaches(median) else None,
+        p99_ms=path.transfer_ms(p99) if path.reaches(p99) else None,
+        exposed_ms=None if longest is None else exposed.get(longest.of),
+        setup_ms=None if longest is None or first_ms is None else max(0.0, first_ms - (longest.transfer_ms or 0.0)),
+        busy=traffic.busy(gbit),
+        pipelined=traffic.pipelined(path.carrier, path.reaches),
+    )
 
 
 def paths_between_hosts(
@@ -153,7 +274,25 @@ def paths_between_hosts(
     return [MeasuredPath([rows[tokens] for tokens in sorted(rows)]) for rows in by_name.values()]
 
 
-def _busy(load: Load, instances: int | None, mean_bytes: float, gbit: float) -> float | None:
-    """With one path to each prefill engine; one engine where their number is not said."""
-    rate = load.requests_per_s
-    return None if rate is None else rate / (instances or 1) * mean_bytes * 8 / (gbit * 1e9)
+def fitted_paths(models: Sequence[Fitted], traffic: Traffic, rows: Sequence[MeasuredPath]) -> list[FittedPath]:
+    """One for each cost model between two hosts; with the longest row of the same backend and op, if there is one."""
+    longest = {(path.longest.backend, path.longest.op): path.longest for path in rows}
+    return [
+        FittedPath(one, traffic.sizes, traffic.pieces, longest.get((one.backend, one.op)))
+        for one in models
+        if one.scope not in ONE_HOST_SCOPES
+    ]
+
+
+def farther_reaching(rows: Sequence[MeasuredPath], fitted: Sequence[FittedPath], prompts: Sequence[int]) -> list[Path]:
+    """Of each backend and op the rows that were measured, or its cost model where that reaches more of the prompts."""
+
+    def reached(path: Path) -> int:
+        return sum(map(path.reaches, prompts))
+
+    found: dict[tuple[str, str], Path] = {(path.longest.backend, path.longest.op): path for path in rows}
+    for path in fitted:
+        key = path.fitted.backend, path.fitted.op
+        if key not in found or reached(path) > reached(found[key]):
+            found[key] = path
+    return list(found.values())

@@ -33,7 +33,7 @@ LARGE_PERCENT = 30.0
 CLEARLY = 2.0
 """Ranks of one side per rank of the other from which on their parallelism differs."""
 
-PREFILL, LINE_RATE, REACH = "prefill", "line rate", "reach"
+PREFILL, LINE_RATE, REACH, MODEL = "prefill", "line rate", "reach", "model"
 LENGTHS, ARRIVALS, ENGINES = "lengths", "arrivals", "engines"
 
 SETTLED_BY = {
@@ -41,6 +41,7 @@ SETTLED_BY = {
     LINE_RATE: "the path is assumed at line rate: kvxfer bench --peer between the two hosts, then --measured",
     REACH: "the measurement does not reach all prompts of this cache: kvxfer bench --peer with this model and dtype, "
     "and --tokens from the shortest prompt to the longest",
+    MODEL: "what pipelining hides is by a model: kvxfer bench --peer with --pipeline between the two hosts",
     LENGTHS: "the prompts are those of --tokens, equally often: --lengths with a trace of your requests",
     ARRIVALS: "the requests are assumed to arrive independently of each other: --lengths with a trace with timestamps",
     ENGINES: "one colocated engine is assumed to take all requests: --total-gpus",
@@ -162,14 +163,15 @@ def slow_links(situation: Situation) -> Finding:
     if path is None:
         return _no_prefill()
     numbers: dict[str, Number] = {"gbit": path.gbit, "percent": path.percent, "dtype": situation.dtype.name}
+    numbers |= _exposed(path)
     thresholds = {"slow_gbit": SLOW_GBIT, "small_percent": SMALL_PERCENT, "large_percent": LARGE_PERCENT}
     why = _path(path)
     rests_on = _path_rests_on(situation)
     if path.gbit > SLOW_GBIT:
         return Finding(False, why, numbers, thresholds, (), _rate_rests_on(situation))
-    if path.percent <= SMALL_PERCENT:
+    if path.waiting_percent <= SMALL_PERCENT:
         return Finding(False, f"{why}, which is little", numbers, thresholds, (), rests_on)
-    if situation.dtype.bytes == 1 and path.percent < LARGE_PERCENT:
+    if situation.dtype.bytes == 1 and path.waiting_percent < LARGE_PERCENT:
         return Finding(False, f"the cache is {situation.dtype.name}; {why}", numbers, thresholds, (), rests_on)
     return Finding(True, f"{why}; {LARGE_PERCENT:g} % is hard to hide", numbers, thresholds, (), rests_on)
 
@@ -231,10 +233,12 @@ def fast_links(situation: Situation) -> Finding:
     path = situation.path
     if path is None:
         return _no_prefill()
+    waiting = path.waiting_percent
     numbers: dict[str, Number] = {"gbit": path.gbit, "percent": path.percent, "path_busy": path.busy}
+    numbers |= _exposed(path)
     thresholds = {"fast_gbit": FAST_GBIT, "small_percent": SMALL_PERCENT, "large_percent": LARGE_PERCENT}
     why, rests_on = _path(path), _path_rests_on(situation)
-    fast = path.percent <= SMALL_PERCENT if path.measured else path.gbit >= FAST_GBIT and path.percent < LARGE_PERCENT
+    fast = waiting <= SMALL_PERCENT if path.measured else path.gbit >= FAST_GBIT and waiting < LARGE_PERCENT
     if fast and (unheld := _unheld(situation)) is not None:
         why, numbers = f"{why}; {unheld.why}", numbers | unheld.numbers
         return Finding(unheld.holds, why, numbers, thresholds, unheld.needs, rests_on)
@@ -273,11 +277,18 @@ def _no_prefill(numbers: dict[str, Number] | None = None) -> Finding:
 
 def _path(path: PathCost) -> str:
     rate = f"{path.path} ({path.gbit:.3g} Gb/s)" if path.measured else path.path
-    return f"{rate}: a transfer is {path.percent:.3g} % of its prefill"
+    told = f"{rate}: a transfer is {path.percent:.3g} % of its prefill"
+    if path.pipelined is None:
+        return told
+    return f"{told}, and what pipelining by {path.pipelined.cut} leaves exposed {path.waiting_percent:.3g} %"
+
+
+def _exposed(path: PathCost) -> dict[str, Number]:
+    return {} if path.pipelined is None else {"exposed_percent": path.waiting_percent}
 
 
 def _path_rests_on(situation: Situation) -> tuple[str, ...]:
-    return (*_rate_rests_on(situation), *situation.rests_on(PREFILL))
+    return (*_rate_rests_on(situation), *situation.rests_on(PREFILL, MODEL))
 
 
 def _rate_rests_on(situation: Situation) -> tuple[str, ...]:

@@ -155,6 +155,8 @@ def _of(row: Row, scope: str, transport: str) -> dict[str, Any]:
         "scope": scope,
         "transport": transport,
         "options": dict(row.options),
+        "tp": {"prefill": row.prefill.tp, "decode": row.decode.tp},
+        "pp": {"prefill": row.prefill.pp, "decode": row.decode.pp},
     }
 
 

@@ -31,6 +31,13 @@ SPLIT_NOTES = {
 }
 """By the field of a column."""
 
+PIPELINED = "Pipelined, by a model: what is left to wait for when layers leave as they are computed"
+PIPELINED_NOTES = (
+    "cut: layers per send, xTOKENS of a chunk of the prompt. serial: all layers at once, after the whole prefill.",
+    "(%) is the share of the load's transfers, and of what is exposed of them, in the prefill of the same prompts.",
+    "pays from: the shortest prompt at which this cut is no slower than serial.",
+)
+
 POOLS_NOTES = (
     "busy: time that an engine works; wait: mean of a prompt for its engine, arrivals independent of each other.",
     "sequences: that a decode engine works on at once, mean.",
@@ -46,6 +53,7 @@ def render_plan(plan: Record, console: Console) -> None:
     _print_stalls(plan["stalls"], console)
     _print_colocated(plan["colocated"], plan["wanted"], console)
     _print_split(plan["split"], console)
+    _print_pipelined(plan["split"], console)
     _print_pools(plan["pools"], console)
 
 
@@ -144,6 +152,36 @@ def _print_split(paths: Sequence[Record], console: Console) -> None:
         ],
         console,
         [note for field, note in SPLIT_NOTES.items() if any(path[field] is not None for path in paths)],
+    )
+
+
+def _print_pipelined(paths: Sequence[Record], console: Console) -> None:
+    """A line for each cache, path and prompt length, where pipelining was asked for."""
+    lines = [
+        (path, pipelined, prompt)
+        for path in paths
+        if (pipelined := path.get("pipelined")) is not None
+        for prompt in pipelined["prompts"]
+    ]
+    if not lines:
+        return
+    print_table(
+        PIPELINED,
+        [
+            Column("cache", [path["dtype"] for path, _, _ in lines], words=True),
+            Column("path", [plain(path["path"]) for path, _, _ in lines], words=True, share=3),
+        ],
+        [
+            Column("cut", [pipelined["cut"] for _, pipelined, _ in lines]),
+            Column("tokens", [f"{prompt['tokens']:,}" for _, _, prompt in lines]),
+            Column("serial\nms", [figure(prompt["serial_ms"]) for _, _, prompt in lines]),
+            Column("exposed\nms", [figure(prompt["exposed_ms"]) for _, _, prompt in lines]),
+            Column("load:\nserial (%)", [f"{figure(path['percent'])}%" for path, _, _ in lines]),
+            Column("exposed\n(%)", [f"{figure(pipelined['percent'])}%" for _, pipelined, _ in lines]),
+            Column("pays from\ntokens", [_count(pipelined["break_even_tokens"]) for _, pipelined, _ in lines]),
+        ],
+        console,
+        PIPELINED_NOTES,
     )
 
 

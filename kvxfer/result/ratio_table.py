@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvxfer.result.file import ONE_HOST_SCOPES
-from kvxfer.result.printing import NONE, Column, counted, print_table, print_trimmed
+from kvxfer.result.printing import NONE, Column, counted, figure, print_table, print_trimmed
 from kvxfer.wording import plain
 
 Row = Mapping[str, Any]
@@ -27,6 +27,10 @@ MEASURED = (
     "cold: from start to the first confirmed transfer, median of the fresh starts.",
     "(%) is the share of that row's prefill, which is assumed as above.",
 )
+PREDICTED = (
+    "from – to: with α, γ and β all at the same ends of their 95 % intervals.",
+    "held out: the model's median error on requests that it was not fitted on.",
+)
 
 
 def render_ratio(rows: Sequence[Row], assumptions: Mapping[str, Any], console: Console) -> None:
@@ -40,6 +44,7 @@ def render_ratio(rows: Sequence[Row], assumptions: Mapping[str, Any], console: C
         prefill = "prefill" if _given(group) else "assumed prefill"
         _print_line_rates(f"{cache}: ASSUMED line rates against {prefill}", group, console)
         _print_measured(f"{cache}: MEASURED transfer against {prefill}", group, console)
+        _print_predicted(f"{cache}: PREDICTED transfer by a fitted cost model against {prefill}", group, console)
 
 
 def _assumed(assumptions: Mapping[str, Any]) -> str:
@@ -50,6 +55,8 @@ def _assumed(assumptions: Mapping[str, Any]) -> str:
     cache = "" if given is None else f", {given:,} B of KV cache per token (--kv-bytes-per-token)"
     gpus, fixed_ms = assumptions["gpus"], assumptions.get("fixed_ms", 0)
     fixed = f" and {fixed_ms:g} ms for each transfer besides" if fixed_ms else ""
+    if send_ms := assumptions.get("send_ms", 0):
+        fixed += f" ({send_ms:g} ms of it for each send of a pipelined one)"
     return (
         f"Assumed, not measured: {counted(gpus, 'GPU')} for prefill at {assumptions['eff_tflops']:g} TFLOP/s"
         f"{' each' * (gpus > 1)}{parameters}{cache}, links at "
@@ -132,6 +139,44 @@ def _print_measured(title: str, rows: Sequence[Row], console: Console) -> None:
         Column("scope", [_scope(entry) for _, entry in lines], words=True, share=3),
     ]
     print_table(title, keys, columns, console, MEASURED)
+
+
+def _print_predicted(title: str, rows: Sequence[Row], console: Console) -> None:
+    """A line for each prompt length, basis and cost model."""
+    lines = [(row, entry) for row in rows for entry in row.get("predicted", ())]
+    if not lines:
+        return
+    keys = [
+        Column("tokens", [f"{row['tokens']:,}" for row, _ in lines]),
+        Column("pieces", [f"{entry['descriptors']:,}" for _, entry in lines]),
+        Column("basis", [row["basis"] for row, _ in lines], words=True),
+    ]
+    columns = [
+        Column("ms (%)", [_predicted(entry) for _, entry in lines]),
+        Column("from – to\nms", [_ends(entry) for _, entry in lines]),
+        Column("held out\n%", [figure(entry["held_out_percent"]) for _, entry in lines]),
+        Column("backend", [plain(entry["backend"]) for _, entry in lines], words=True),
+        Column("op", [plain(entry["op"]) for _, entry in lines], words=True),
+        Column("scope", [_scope(entry) for _, entry in lines], words=True, share=3),
+    ]
+    ranges = [_range(row, entry) for row, entry in lines]
+    print_table(title, keys, columns, console, [*PREDICTED, *dict.fromkeys(ranges)])
+
+
+def _predicted(entry: Row) -> str:
+    return "outside" if entry["transfer_ms"] is None else _cell(entry["transfer_ms"], entry["percent"])
+
+
+def _ends(entry: Row) -> str:
+    return NONE if entry["transfer_ms"] is None else f"{_number(entry['low_ms'])} – {_number(entry['high_ms'])}"
+
+
+def _range(row: Row, entry: Row) -> str:
+    """Where a cost model holds, and whose cache it was fitted on where that is another's."""
+    (least, most), (fewest, many) = entry["valid"]["bytes"], entry["valid"]["descriptors"]
+    whose = "" if entry["model"] == row["model"] else f" of {plain(entry['model'])}"
+    sizes = f"{_number(least / 1e6)} to {_number(most / 1e6)} MB in {fewest:,} to {many:,} pieces"
+    return f"{plain(entry['backend'])} {plain(entry['op'])}: fitted on {sizes}{whose}; nothing is predicted outside."
 
 
 def _ranks(entry: Row) -> str:

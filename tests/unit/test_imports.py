@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "kvxfer"
+RESULT = ROOT / "bench" / "results" / "2026-11-29-epyc-2cpu-70b-tcp-loopback.json"
 
 FLOORS = (
     (
@@ -163,6 +164,8 @@ def test_torch_is_imported_where_a_tensor_is_asked_for() -> None:
         ["kvxfer.serve", "--help"],
         ["kvxfer.plan", "--json", "-", "--model", "70b"],
         ["kvxfer.plan", "--json", "-", "--rate", "1", "--decode-step-ms", "30", "--itl-target-ms", "50"],
+        ["kvxfer.plan", "--json", "-", "--pipeline", "best", "--measured", str(RESULT)],
+        ["kvxfer.plan", "--observed", "bytes=1e9,ms=100,descriptors=100"],
         ["kvxfer.plan", "--help"],
         ["kvxfer.model_command", "deepseek-v3", "--json", "-"],
         ["kvxfer.model_command", "--help"],

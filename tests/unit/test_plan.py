@@ -113,7 +113,7 @@ def test_measured_times_are_beside_and_what_is_missing_is_said(
 
 def test_a_row_through_memory_is_no_loopback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = example_result()
-    for row in result["results"]:
+    for row in [*result["results"], *result["cost_model"]]:
         row["scope"] = "host"
     path = tmp_path / "result.json"
     path.write_text(json.dumps(result))

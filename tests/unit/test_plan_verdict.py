@@ -222,6 +222,8 @@ def test_documents_fit_the_schema(tmp_path: Path, capsys: Captured) -> None:
         [*ARTICLE, *SERVED, "--lengths", trace(tmp_path), "--prefill-tokens-per-s", "9000", "--kv-memory-gb", "20"],
         ["--model", "deepseek-v3", "--tp-prefill", "8", "--tp-decode", "16", "--links", "per-rank", *SERVED],
         ["--kv-bytes-per-token", "1024", "--prefix-hit-prefill", "0.5", "--fixed-ms", "1", *SERVED, *POOLS],
+        ["--pipeline", "best", "--fixed-ms", "1", "--send-ms", "1", "--dtype", "bf16,fp8"],
+        [*ARTICLE, "--pipeline", "8x512", "--measured", fitted_result(tmp_path), "--tokens", "100,512"],
     ):
         for field, value in planned(capsys, *argv).items():
             Draft202012Validator(rules[field]).validate(value)
@@ -255,6 +257,7 @@ def network_result(tmp_path: Path, **changes: Any) -> str:
     result = example_result() | {"scope": "network"}
     for row in result["results"]:
         row.update(scope="network", **changes)
+    result["cost_model"] = []
     path = tmp_path / "result.json"
     path.write_text(json.dumps(result))
     return str(path)
@@ -289,6 +292,123 @@ def test_what_was_measured_counts_for_the_prompts_of_a_trace(tmp_path: Path, cap
     assert "--measured" not in " ".join(document["verdict"]["reasons"])
     unused = "tcp push, measured at 512 … 8,192 tokens, reaches none of the prompts (9,000 … 10,000 tokens)"
     assert any(unused in notice for notice in document["notices"])
+
+
+def fitted_result(tmp_path: Path, scope: str = "network", **changes: Any) -> str:
+    """Its rows are of 512 and 8,192 tokens, its cost model holds from 16 to 256."""
+    result = example_result() | {"scope": scope}
+    for row in result["results"]:
+        row.update(scope=scope)
+    for model in result["cost_model"]:
+        model.update(scope=scope, **changes)
+    path = tmp_path / "fitted.json"
+    path.write_text(json.dumps(result))
+    return str(path)
+
+
+def test_other_lengths_and_fragmentations_are_predicted_from_a_cost_model(tmp_path: Path, capsys: Captured) -> None:
+    argv = [*ARTICLE, "--measured", fitted_result(tmp_path), "--tokens", "100,200,512"]
+    document = planned(capsys, *argv)
+    by_tokens = {row["tokens"]: row for row in document["ratio"] if row["basis"] == "seed"}
+    (entry,) = by_tokens[200]["predicted"]
+    size, pieces = 208 * 327_680, 13 * 80
+    wire_ns = 4_194_304 / 9.1 + 20_500 + (size - 4_194_304) / 5.29
+    assert (entry["backend"], entry["op"], entry["descriptors"]) == ("tcp", "push", pieces)
+    assert entry["transfer_ms"] == pytest.approx((63_700 + 151 * pieces + wire_ns) / 1e6)
+    assert entry["low_ms"] < entry["transfer_ms"] < entry["high_ms"]
+    assert entry["percent"] == pytest.approx(entry["transfer_ms"] / by_tokens[200]["prefill_ms"] * 100)
+    (outside,) = by_tokens[512]["predicted"]
+    assert outside["transfer_ms"] is None
+    assert "outside" in printed(capsys, *argv)
+    assert "fitted on 5.24 to 83.9 MB in 80 to 1,280 pieces; nothing is predicted outside" in printed(capsys, *argv)
+    assert not any("not measured" in notice and "100 tokens" in notice for notice in document["notices"])
+    together, apart = (
+        planned(capsys, *argv, *more)["ratio"][0]["predicted"][0]
+        for more in (["--fragmentation", "0"], ["--regions", "2"])
+    )
+    assert (together["descriptors"], apart["descriptors"]) == (80, 2 * 7 * 80)
+    assert apart["transfer_ms"] - together["transfer_ms"] == pytest.approx(151 * 13 * 80 / 1e6)
+
+
+def test_a_cost_model_takes_the_place_of_rows_that_reach_fewer_prompts(tmp_path: Path, capsys: Captured) -> None:
+    argv = [*ARTICLE, "--measured", fitted_result(tmp_path)]
+    (path,) = planned(capsys, *argv, "--tokens", "100,200")["plan"]["split"]
+    assert path["path"] == "tcp push, fitted on 5.24 … 83.9 MB in 80 … 1,280 pieces"
+    assert (path["measured"], path["reached"]) == (True, 1)
+    (path,) = planned(capsys, *argv, "--tokens", "512,8192")["plan"]["split"]
+    assert path["path"] == "tcp push, measured at 512 … 8,192 tokens"
+    (path,) = planned(capsys, *argv, "--tokens", "100,200,512")["plan"]["split"]
+    assert path["path"].startswith("tcp push, fitted on")
+    assert path["path"].endswith("67% of the prompts")
+
+
+def test_no_verdict_from_a_cost_model_of_one_host(tmp_path: Path, capsys: Captured) -> None:
+    document = planned(capsys, *ARTICLE, "--measured", fitted_result(tmp_path, "loopback"), "--tokens", "100")
+    assert document["verdict"] is None
+    assert [path["measured"] for path in document["plan"]["split"]] == [False] * 3
+    assert document["ratio"][0]["predicted"][0]["scope"] == "loopback"
+
+
+def test_a_damaged_cost_model_is_refused_and_one_between_other_ranks_not_used(tmp_path: Path, capsys: Captured) -> None:
+    assert "damaged" in refused(capsys, "--measured", fitted_result(tmp_path, valid={}))
+    argv = ["--model", "70b", "--measured", fitted_result(tmp_path), "--tp-prefill", "2", "--tokens", "100"]
+    document = planned(capsys, *argv)
+    assert "predicted" not in document["ratio"][0]
+    assert any("one rank on each side" in notice for notice in document["notices"])
+
+
+def test_pipelining_is_predicted_for_links_that_are_not_at_hand(capsys: Captured) -> None:
+    """A layer of 80 is left of an 8192-token prompt behind a link that keeps up; serial is the ratio's own time."""
+    argv = [*ARTICLE, "--tokens", "8192", "--link", "100"]
+    document = planned(capsys, *argv, "--pipeline", "1")
+    (path,) = document["plan"]["split"]
+    (prompt,) = path["pipelined"]["prompts"]
+    assert prompt["serial_ms"] == pytest.approx(path["median_ms"])
+    assert prompt["exposed_ms"] == pytest.approx(path["median_ms"] / 80)
+    assert path["pipelined"]["percent"] == pytest.approx(path["percent"] / 80)
+    assert path["pipelined"]["break_even_tokens"] == 16
+    assert planned(capsys, *argv)["plan"]["split"][0]["pipelined"] is None
+    (chunked,) = planned(capsys, *argv, "--pipeline", "80x2048")["plan"]["split"][0]["pipelined"]["prompts"]
+    assert chunked["exposed_ms"] == pytest.approx(path["median_ms"] / 4)
+
+
+def test_short_prompts_lose_by_pipelining_where_sends_cost(capsys: Captured) -> None:
+    argv = [*ARTICLE, "--link", "100", "--fixed-ms", "2", "--send-ms", "0.5"]
+    (path,) = planned(capsys, *argv, "--tokens", "16,8192", "--pipeline", "8")["plan"]["split"]
+    short, long = path["pipelined"]["prompts"]
+    assert short["exposed_ms"] > short["serial_ms"]
+    assert long["exposed_ms"] < long["serial_ms"] / 5
+    assert 16 < path["pipelined"]["break_even_tokens"] < 512
+    (alone,) = planned(capsys, *argv, "--send-ms", "2", "--tokens", "16", "--pipeline", "best")["plan"]["split"]
+    assert alone["pipelined"]["layers_per_send"] == 80
+    text = printed(capsys, *argv, "--tokens", "64", "--pipeline", "best")
+    assert "2 ms for each transfer besides (0.5 ms of it for each send of a pipelined one)" in text
+    assert "pays from: the shortest prompt at which this cut is no slower than serial" in text
+
+
+def test_the_verdict_counts_what_pipelining_leaves_and_says_that_it_is_a_model(capsys: Captured) -> None:
+    argv = [*ARTICLE, *SERVED, *POOLS, "--link", "100gbe"]
+    assert planned(capsys, *argv)["verdict"]["answer"] == "compute the ratio first"
+    document = planned(capsys, *argv, "--pipeline", "best")
+    (case,) = document["verdict"]["cases"]
+    rule = rule_of(case, "slow links")
+    assert rule["holds"] is False
+    assert rule["numbers"]["exposed_percent"] < 1 < 29 < rule["numbers"]["percent"] + 1
+    assert "leaves exposed" in rule["why"]
+    assert any("by a model" in settled for settled in case["settled_by"])
+
+
+def test_pipelining_over_a_measured_path_takes_two_lengths(tmp_path: Path, capsys: Captured) -> None:
+    argv = [*ARTICLE, "--pipeline", "8", "--tokens", "512,8192"]
+    (path,) = planned(capsys, *argv, "--measured", network_result(tmp_path))["plan"]["split"]
+    serial = [prompt["serial_ms"] for prompt in path["pipelined"]["prompts"]]
+    assert serial == pytest.approx([52.4, 912])
+    assert path["pipelined"]["percent"] < path["percent"]
+    result = json.loads(Path(network_result(tmp_path)).read_text())
+    del result["results"][1:]
+    (tmp_path / "one.json").write_text(json.dumps(result))
+    (path,) = planned(capsys, *argv, "--measured", str(tmp_path / "one.json"))["plan"]["split"]
+    assert (path["measured"], path["pipelined"]) == (True, None)
 
 
 def test_several_requests_at_once_are_no_transfer(tmp_path: Path, capsys: Captured) -> None:
@@ -340,6 +460,16 @@ def test_unknown_parameters_leave_the_verdict_open(tmp_path: Path, capsys: Captu
         (["--chunk", "15"], "--chunk"),
         (["--chunk", ""], "--chunk"),
         (["--fixed-ms", "-1"], "--fixed-ms"),
+        (["--send-ms", "-1"], "--send-ms"),
+        (["--fixed-ms", "1", "--send-ms", "2"], "--send-ms 2 is more than --fixed-ms 1"),
+        (["--pipeline", "0"], "--pipeline"),
+        (["--pipeline", "33"], "from 1 to 32"),
+        (["--pipeline", "1,2"], "plan looks at one cut"),
+        (["--pipeline", "sweep"], "give off, best"),
+        (["--pipeline", "fast"], "--pipeline 'fast'"),
+        (["--pipeline", "1x1", "--tokens", "8192"], "at most 4,096"),
+        (["--fragmentation", "1.5"], "--fragmentation"),
+        (["--regions", "3"], "--regions"),
         (["--kv-memory-gb", "0"], "--kv-memory-gb"),
         (["--total-gpus", "0"], "--total-gpus"),
         (["--prefill-gpus", "4", "--decode-gpus", "4", "--total-gpus", "9"], "fair comparison"),

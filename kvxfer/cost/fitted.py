@@ -1,0 +1,155 @@
+"""Fitted cost models out of a result, for a plan to predict requests that nobody measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvxfer.cost.model import CostModel, from_record
+from kvxfer.errors import UsageError
+from kvxfer.wording import quoted
+
+ONE_RANK = {"prefill": 1, "decode": 1}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Milliseconds of a request; low and high with α, γ and 1/β all at the same ends of their 95 % intervals."""
+
+    ms: float
+    low_ms: float
+    high_ms: float
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A cost model, and what it is of: `model` is the one whose cache was moved; bytes and descriptors are its range.
+
+    low and high are the model with all figures at the ends of their intervals. held_out_percent is the median error on
+    requests that took no part in the fit, None where there were none.
+    """
+
+    fitted: CostModel
+    low: CostModel
+    high: CostModel
+    model: str
+    dtype: str
+    backend: str
+    op: str
+    scope: str
+    bytes: tuple[int, int]
+    descriptors: tuple[int, int]
+    held_out_percent: float | None
+    one_rank: bool = True
+
+    @property
+    def latency_ns(self) -> float:
+        """What a later send hides; nothing where several requests at once were not measured."""
+        return self.fitted.latency_ns or 0.0
+
+    def holds_ns(self, size: float, descriptors: float) -> float:
+        """How long a send keeps the next one waiting."""
+        return self.fitted.alpha_ns - self.latency_ns + self.fitted.work_ns(descriptors, size)
+
+    def reaches(self, size: float, descriptors: float) -> bool:
+        """Whether a request is within the range that was fitted."""
+        return self.bytes[0] <= size <= self.bytes[1] and self.descriptors[0] <= descriptors <= self.descriptors[1]
+
+    def predict(self, size: float, descriptors: float) -> Prediction | None:
+        """None outside the range."""
+        if not self.reaches(size, descriptors):
+            return None
+        low, middle, high = (one.predict_ns(descriptors, size) / 1e6 for one in (self.low, self.fitted, self.high))
+        return Prediction(middle, low, high)
+
+
+def fitted_models(records: Sequence[Any]) -> list[Fitted]:
+    """The entries of a result's `cost_model`. Raises UsageError, naming the backend, when one is damaged."""
+    return [_fitted(record) for record in records]
+
+
+def fitting(models: Iterable[Fitted], model: str, dtype: str) -> list[Fitted]:
+    """Of each backend and op the cost model in this dtype: of this model's cache, or else of another's.
+
+    Bytes and descriptors are what a request's time depends on, whichever model they are of.
+    """
+    found: dict[tuple[str, str], Fitted] = {}
+    for one in models:
+        if one.dtype == dtype and one.one_rank and (one.model == model or (one.backend, one.op) not in found):
+            found[one.backend, one.op] = one
+    return list(found.values())
+
+
+def predicted_entries(models: Iterable[Fitted], size: int, descriptors: int, prefill_ms: float) -> list[dict[str, Any]]:
+    """What each says of a request, for a row of the result file's `ratio`; no time where it is outside the range."""
+    entries = []
+    for one in models:
+        found = one.predict(size, descriptors)
+        entries.append(
+            {
+                "model": one.model,
+                "backend": one.backend,
+                "op": one.op,
+                "scope": one.scope,
+                "descriptors": descriptors,
+                "transfer_ms": None if found is None else found.ms,
+                "low_ms": None if found is None else found.low_ms,
+                "high_ms": None if found is None else found.high_ms,
+                "percent": None if found is None else found.ms / prefill_ms * 100,
+                "held_out_percent": one.held_out_percent,
+                "valid": {"bytes": list(one.bytes), "descriptors": list(one.descriptors)},
+            }
+        )
+    return entries
+
+
+def _fitted(record: Any) -> Fitted:
+    if not isinstance(record, Mapping):
+        raise UsageError(f"the measured result is damaged: cost_model holds {quoted(record)}; measure again")
+    model = from_record(record)
+    try:
+        held_out = record["held_out"]
+        return Fitted(
+            fitted=model,
+            low=_at_an_end(model, record, 0),
+            high=_at_an_end(model, record, 1),
+            bytes=_range(record["valid"]["bytes"]),
+            descriptors=_range(record["valid"]["descriptors"]),
+            held_out_percent=None if held_out is None else float(held_out["median_percent"]),
+            one_rank=record.get("tp", ONE_RANK) == record.get("pp", ONE_RANK) == ONE_RANK,
+            **{name: _text(record[name]) for name in ("model", "dtype", "backend", "op", "scope")},
+        )
+    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
+        raise UsageError(
+            f"the cost model of {quoted(record.get('backend'))} in the result is damaged; measure again"
+        ) from error
+
+
+def _at_an_end(model: CostModel, record: Mapping[str, Any], end: int) -> CostModel:
+    """The model with every figure at the low (0) or the high (1) end of its interval; β at the other, being a rate."""
+    bands = tuple(
+        replace(band, ns_per_byte=_ns_per_byte(told["beta_gbyte_s"], 1 - end))
+        for band, told in zip(model.bands, record["bands"], strict=True)
+    )
+    alpha, gamma = (float(record[name]["ci95"][end]) for name in ("alpha_ns", "gamma_ns"))
+    return CostModel(model.form, alpha, gamma, bands)
+
+
+def _ns_per_byte(beta: Mapping[str, Any] | None, end: int) -> float:
+    """0 where bytes take no time that shows, or may take none."""
+    rate = None if beta is None else beta["ci95"][end]
+    return 0.0 if rate is None else 1 / float(rate)
+
+
+def _range(ends: Sequence[Any]) -> tuple[int, int]:
+    low, high = ends
+    if type(low) is not int or type(high) is not int or not 0 <= low <= high:
+        raise ValueError
+    return low, high
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
