@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from kvxfer.cache.given import given_kinds, given_notice
 from kvxfer.cache.hybrid_blocks import hybrid_notices
-from kvxfer.cache.layout import LARGEST_RANKS, Order, Ranks, Side, rank_pairs
+from kvxfer.cache.layout import LARGEST_RANKS, Order, RankPair, Ranks, Side, rank_pairs
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.cache.wire import Wire, on_the_wire, pieces
 from kvxfer.cost.assumptions import Assumptions
@@ -142,7 +143,7 @@ class Asked:
         spec = self.spec(dtype)
         if not self.assumptions.parallel:
             return None
-        pairs = rank_pairs(spec.regions(self.prefill), spec.regions(self.decode), spec.order)
+        pairs = _pairs(spec, self.prefill, self.decode)
 
         def of_prompt(tokens: int) -> Wire:
             held = self.assumptions.held_blocks(tokens, self.block_size)
@@ -154,12 +155,12 @@ class Asked:
     def pieces(self, dtype: DType, regions_per_layer: int, fragmentation: float) -> Callable[[int], int]:
         """Descriptors of a prompt of a length, of all rank pairs together; 0 where decode holds all of it."""
         spec = self.spec(dtype, regions_per_layer)
-        pairs = rank_pairs(spec.regions(self.prefill), spec.regions(self.decode), spec.order)
+        of_request = pieces(_pairs(spec, self.prefill, self.decode))
 
         def of_prompt(tokens: int) -> int:
             held = self.assumptions.held_blocks(tokens, self.block_size)
             missing = blocks_of(tokens, self.block_size) > held
-            return pieces(pairs, spec.blocks(tokens, held), fragmentation) if missing else 0
+            return of_request(spec.blocks(tokens, held), fragmentation) if missing else 0
 
         return of_prompt
 
@@ -171,6 +172,12 @@ class Asked:
             return [*self.shape.notices, given_notice(given)]
         blocks = hybrid_notices(map(self.spec, self.dtypes), self.prefill, self.decode)
         return [*self.shape.notices, *self.shape.dtype_notices(self.dtypes), *blocks]
+
+
+@lru_cache(maxsize=8)
+def _pairs(spec: CacheSpec, prefill: Ranks, decode: Ranks) -> list[RankPair]:
+    """Searched once: many ranks of many layers take as long as all else that a plan does."""
+    return rank_pairs(spec.regions(prefill), spec.regions(decode), spec.order)
 
 
 def read(options: Options) -> Asked:

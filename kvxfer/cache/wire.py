@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvxfer.cache.layout import RankPair
@@ -14,13 +14,18 @@ def run_count(blocks: int, fragmentation: float) -> int:
     return 1 + round(fragmentation * (blocks - 1))
 
 
-def pieces(pairs: Sequence[RankPair], blocks: Sequence[int], fragmentation: float) -> int:
-    """Descriptors of a request with so many blocks in each group; only whole blocks are joined to runs."""
-    return sum(
-        one.count * (run_count(blocks[one.group], fragmentation) if one.whole else blocks[one.group])
-        for pair in pairs
-        for one in pair.slices
-    )
+def pieces(pairs: Sequence[RankPair]) -> Callable[[Sequence[int], float], int]:
+    """Descriptors of a request by its blocks in each group and their fragmentation; only whole blocks join to runs."""
+    joined: Counter[int] = Counter()
+    apart: Counter[int] = Counter()
+    for one in (one for pair in pairs for one in pair.slices):
+        (joined if one.whole else apart)[one.group] += one.count
+
+    def of_request(blocks: Sequence[int], fragmentation: float) -> int:
+        runs = sum(count * run_count(blocks[group], fragmentation) for group, count in joined.items())
+        return runs + sum(count * blocks[group] for group, count in apart.items())
+
+    return of_request
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def test_every_byte_moves_once_to_the_right_place(
         prefill, decode = tables[0].prefill[request], tables[0].decode[request]
         plan = whole_plan(spec, tables, request)
         side = spec.regions(Ranks())
-        assert plan.descriptors == pieces(rank_pairs(side, side, spec.order), [blocks], fragmentation)
+        assert plan.descriptors == pieces(rank_pairs(side, side, spec.order))([blocks], fragmentation)
         for region, size in enumerate(spec.block_bytes):
             source = np.arange(size * tables[0].pool_blocks, dtype=np.int64)
             arrived, times = moved(plan, region, source)
