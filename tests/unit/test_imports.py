@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "kvxfer"
-RESULT = ROOT / "bench" / "results" / "2026-11-29-epyc-2cpu-70b-tcp-loopback.json"
+RESULT = ROOT / "bench" / "results" / "2026-11-30-epyc-2cpu-cost-model-tcp-push.json"
 
 FLOORS = (
     (
