@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvxfer import cli
-from kvxfer.errors import UsageError
+from kvxfer.errors import PeerLostError, UnavailableError, UsageError
 from kvxfer.options import parse_float, parse_int
 
 if TYPE_CHECKING:
@@ -45,22 +45,37 @@ def command(
     data = parse_int(data_port, "--data-port", low=0, high=LARGEST_DATA_PORT)
     most = None if max_gib is None else int(parse_float(max_gib, "--max-gib", 0, 1 << 20, above_low=True) * GIB)
 
-    from kvxfer.control.channel import is_loopback, split_host_port
+    from kvxfer.control.channel import split_host_port
     from kvxfer.measure.server import Settings
 
     if advertise is not None:
         split_host_port(advertise, "--advertise")
-    if not is_loopback(bind) and (key is None or allow is None):
-        raise UsageError(
-            f"--bind {bind} lets other hosts in, and that needs keys: give --key (ours, secret) and --allow (a "
-            "directory with the clients' public keys); `kvxfer keys` makes them"
-        )
+    address = _address(bind, keyless=key is None or allow is None)
     if (key is None) != (allow is None):
         raise UsageError("--key and --allow go together: our secret key, and the public keys of the clients")
-    if ":" in bind and not bind.startswith("["):
-        bind = f"[{bind}]"
-    settings = Settings(data_address=bind.strip("[]"), data_port=data, advertise=advertise or "", max_bytes=most)
-    _serve(f"tcp://{bind}:{number}", settings, key, allow, quiet)
+    if ":" in address and not address.startswith("["):
+        address = f"[{address}]"
+    settings = Settings(data_address=address.strip("[]"), data_port=data, advertise=advertise or "", max_bytes=most)
+    _serve(f"tcp://{address}:{number}", settings, key, allow, quiet)
+
+
+def _address(bind: str, keyless: bool) -> str:
+    """The number of --bind: ZeroMQ would wait for a name server however long that takes."""
+    from kvxfer.control.channel import is_loopback, numeric
+
+    beyond = UsageError(
+        f"--bind {bind} lets other hosts in, and that needs keys: give --key (ours, secret) and --allow (a "
+        "directory with the clients' public keys); `kvxfer keys` makes them"
+    )
+    if keyless and not is_loopback(bind):
+        raise beyond
+    try:
+        address = numeric(bind)
+    except PeerLostError as error:  # to a client, that is
+        raise UnavailableError(f"--bind: {error}") from error
+    if keyless and not is_loopback(address):  # whatever localhost means here
+        raise beyond
+    return address
 
 
 def _serve(endpoint: str, settings: Settings, key: Path | None, allow: Path | None, quiet: bool) -> None:

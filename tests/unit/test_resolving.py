@@ -1,4 +1,4 @@
-"""The name of a server becomes a number within the time that connecting may take."""
+"""The name of a server becomes a number within the time that connecting may take, at both ends."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import re
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvxfer import serve
 from kvxfer.control import channel
 from kvxfer.control.channel import Client, numeric
 from kvxfer.errors import PeerLostError
@@ -49,3 +51,30 @@ def test_a_silent_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
         Client("tcp://somehost:7420", None, None)
     assert time.monotonic() - began < 30
     silence.set()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> list[str]:
+    """Options with which a server may let other hosts in; it does not get so far as to read them."""
+    return ["--key", str(tmp_path / "ours"), "--allow", str(tmp_path)]
+
+
+def test_a_server_does_not_wait_for_a_silent_name_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keys: list[str]
+) -> None:
+    silence = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: silence.wait(60) and [V4])
+    monkeypatch.setattr(channel, "CONNECT_S", 0.1)
+    began = time.monotonic()
+    assert serve.main(["--bind", "somehost", *keys]) == 3
+    assert time.monotonic() - began < 30
+    assert "--bind: cannot resolve 'somehost': no name server answers in time; give a number" in capsys.readouterr().err
+    silence.set()
+
+
+def test_a_server_without_keys_stays_on_loopback_whatever_that_is_called(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [V4])
+    assert serve.main(["--bind", "localhost"]) == 2
+    assert "--bind localhost lets other hosts in" in capsys.readouterr().err
