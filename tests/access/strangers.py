@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import random
 import resource
 import selectors
 import socket
@@ -25,6 +27,14 @@ def long_frame(size: int) -> bytes:
     return b"\x06" + size.to_bytes(8, "big")
 
 
+def noise(count: int) -> Iterator[bytes]:
+    """Random strings, many of which begin like something that one who listens may know."""
+    rng = random.Random(4)
+    beginnings = (b"", b"", b"\xff", ZMTP_GREETING, ZMTP_GREETING + long_frame(1 << 40), b"GET / HTTP/1.1\r\n\r\n")
+    for _ in range(count):
+        yield rng.choice(beginnings) + rng.randbytes(rng.randrange(120))
+
+
 @contextlib.contextmanager
 def descriptors(count: int) -> Iterator[None]:
     """Room for so many sockets in this process."""
@@ -38,16 +48,51 @@ def descriptors(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-Door = int | str
-"""A TCP port on loopback, or the name of an abstract Unix socket."""
+Found = tuple[str, int] | str
+"""A TCP port of an address, or the name of an abstract Unix socket."""
+
+Door = int | Found
+"""A number alone is a TCP port on loopback."""
 
 CONNECT_S = 20
+
+LISTENS = "0A"
+ACCEPTS = 0x10000
+"""How /proc/net marks those that connections can be made to: of TCP, and of Unix sockets."""
+
+
+def doors(pid: int) -> list[Found]:
+    """All that a process listens on."""
+    held = set()
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            held.add(os.readlink(entry.path))
+    found: list[Found] = []
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for row in _rows(name):
+            if row[3] == LISTENS and f"socket:[{row[9]}]" in held:
+                address, port = row[1].split(":")
+                words = struct.unpack(f"<{len(address) // 8}I", bytes.fromhex(address))
+                found.append((socket.inet_ntop(family, struct.pack(f">{len(words)}I", *words)), int(port, 16)))
+    for row in _rows("unix"):
+        if int(row[3], 16) & ACCEPTS and f"socket:[{row[6]}]" in held:
+            assert row[7][0] == "@", f"a socket with a file: {row[7]}"
+            found.append(row[7][1:])
+    return found
+
+
+def _rows(name: str) -> list[list[str]]:
+    try:
+        with open(f"/proc/net/{name}") as file:
+            return [line.split() for line in file.readlines()[1:]]
+    except FileNotFoundError:  # a kernel without that family
+        return []
 
 
 def connect(door: Door) -> socket.socket:
     """Waits where the listener's backlog is full."""
-    if isinstance(door, int):
-        return socket.create_connection((LOOPBACK, door), timeout=CONNECT_S)
+    if not isinstance(door, str):
+        return socket.create_connection((LOOPBACK, door) if isinstance(door, int) else door, timeout=CONNECT_S)
     one = socket.socket(socket.AF_UNIX)
     try:
         # Not settimeout(): a Unix socket that does not block refuses at once where it would have to wait.
@@ -96,6 +141,16 @@ class Crowd:
             with contextlib.suppress(OSError):
                 key.fileobj.send(data)  # type: ignore[union-attr]
 
+    def say_slowly(self, data: bytes, seconds: float) -> None:
+        """A byte per second, until the server has dropped every one of them, which it has to within so many seconds."""
+        began = time.monotonic()
+        for at in range(len(data)):
+            self.say(data[at : at + 1])
+            if not len(self):
+                return
+            assert time.monotonic() - began < seconds, f"{len(self)} slow ones are still connected"
+            time.sleep(1)
+
     def wait_until_dropped(self, seconds: float, left: int = 0) -> None:
         give_up_at = time.monotonic() + seconds
         while len(self) > left:
@@ -131,16 +186,36 @@ def knock(door: Door, says: bytes) -> bool:
     return True
 
 
+def throw(door: Found, says: bytes) -> socket.socket:
+    """A connection that says something, whether or not anybody takes it. The door has to be there."""
+    if isinstance(door, str):
+        family, address = socket.AF_UNIX, "\0" + door
+    else:
+        family, address = socket.AF_INET6 if ":" in door[0] else socket.AF_INET, door
+    one = socket.socket(family)
+    one.setblocking(False)
+    code = one.connect_ex(address)
+    assert code != errno.ECONNREFUSED, f"nobody listens at {door!r} any more"
+    with contextlib.suppress(OSError):
+        one.send(says)
+    return one
+
+
 class Gate:
     """On the way of a run's data connections: passes on to `port` from the address `source`, once it is open.
+
+    With `greets` it lets connections through at once, and so many bytes of what the server says first on each: what
+    follows waits until it is open, and sets `held`.
 
     `arrived` is set when the run's first data connection waits at the gate: its server is accepting by then. `tokens`
     are what the connections began with, `passed` is about how many bytes they have carried.
     """
 
-    def __init__(self, port: int, source: str = LOOPBACK, *, is_open: bool = False) -> None:
+    def __init__(self, port: int, source: str = LOOPBACK, *, is_open: bool = False, greets: int | None = None) -> None:
         self._target = (LOOPBACK, port)
         self._source = source
+        self._greets = greets
+        self.held = threading.Event()
         self._open = threading.Event()
         if is_open:
             self._open.set()
@@ -178,7 +253,8 @@ class Gate:
                 threading.Thread(target=self._pass_on, args=(client,), daemon=True).start()
 
     def _pass_on(self, client: socket.socket) -> None:
-        self._open.wait()
+        if self._greets is None:
+            self._open.wait()
         with contextlib.suppress(OSError):
             token = client.recv(TOKEN_BYTES, socket.MSG_WAITALL)
             self.tokens.append(token)
@@ -187,12 +263,18 @@ class Gate:
             for one in (client, server):
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             server.sendall(token)
-            threading.Thread(target=self._copy, args=(server, client), daemon=True).start()
+            threading.Thread(target=self._copy, args=(server, client, self._greets), daemon=True).start()
             self._copy(client, server)
 
-    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+    def _copy(self, source: socket.socket, target: socket.socket, free: int | None = None) -> None:
         with contextlib.suppress(OSError):
-            while piece := source.recv(1 << 16):
+            while piece := source.recv(free or 1 << 16):
+                if free == 0:
+                    self.held.set()
+                    self._open.wait()
+                    free = None
+                elif free is not None:
+                    free -= len(piece)
                 target.sendall(piece)
                 self.passed += len(piece)
         with contextlib.suppress(OSError):

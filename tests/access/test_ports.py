@@ -1,34 +1,29 @@
-"""Strangers at both ports, while a proper client is served: noise, silence, slowness, in number."""
+"""Strangers at the control port, while a proper client is served: noise, silence, slowness, in number.
+
+What data goes over is attacked in test_doors.py.
+"""
 
 from __future__ import annotations
 
-import random
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
-from two_process.processes import Place, Server, free_port
+from two_process.processes import Place, Server
 
 from kvxfer.control.channel import HANDSHAKE_S
 
-from .strangers import ZMTP_GREETING, Crowd, Gate, descriptors, knock, long_frame
-
-DATA_PATIENCE_S = 2.0
-"""How long a data port waits for a token (csrc/backend/lane.cpp)."""
+from .strangers import ZMTP_GREETING, Crowd, descriptors, knock, long_frame, noise
 
 LATE_S = 20.0
 """What a loaded machine may take longer than the server's own clock says."""
 
 STRINGS = 10_000
-AT_A_TIME_S = 4.0
-"""An attack on a data port has to be over before the worker gives its client up (CONNECT_NS of measure/pair.py)."""
-
 THOUSAND = 1100
 """Somewhat more, so that descriptors beyond 1023 (which select() does not know) are used."""
 
-PENDING = 64
-"""Most connections that a data port keeps waiting for their token; the oldest makes room."""
+SLOW = 32
+"""Connections that each say a byte per second."""
 
 Attack = Callable[[int], None]
 
@@ -58,84 +53,43 @@ def at_the_control_port(place: Place, attack: Attack) -> None:
     server.stop()  # whoever needs longer comes again, to another one
 
 
-def at_the_data_port(place: Place, attack: Attack) -> None:
-    """The attack happens while the server's worker accepts data connections, before the client's own get there."""
-    port = free_port()
-    with Gate(port) as gate:
-        server = place.serve("--data-port", str(port), "--advertise", gate.address)
-        bench = place.start_bench("--peer", server.address, "--json", str(place.directory / "attacked.json"))
-        assert gate.arrived.wait(30), bench.err
-        attack(port)
-        gate.open()
-        done = bench.wait()
-        assert (done.status, done.err) == (0, ""), done
-        place.left_alone(server)
-        serves_and_verifies(place, server)
-        server.stop()
-
-
 def serves_and_verifies(place: Place, server: Server) -> None:
     assert server.process.poll() is None, server.err
     (row,) = place.measure("--peer", server.address)["results"]
     assert (row["status"], row["verified"]) == ("ok", "full"), row
 
 
-BOTH_PORTS = pytest.mark.parametrize("attacked", [at_the_control_port, at_the_data_port], ids=["control", "data"])
-
-
 @pytest.mark.slow
-@BOTH_PORTS
-def test_ten_thousand_random_strings(place: Place, attacked: Callable[[Place, Attack], None]) -> None:
-    rng = random.Random(4)
-    sent = 0
-    beginnings = (b"", b"", b"\xff", ZMTP_GREETING, ZMTP_GREETING + long_frame(1 << 40), b"GET / HTTP/1.1\r\n\r\n")
-
+def test_ten_thousand_random_strings(place: Place) -> None:
     def attack(port: int) -> None:
-        nonlocal sent
-        give_up_at = time.monotonic() + AT_A_TIME_S
-        while sent < STRINGS and time.monotonic() < give_up_at:
-            assert knock(port, rng.choice(beginnings) + rng.randbytes(rng.randrange(120)))
-            sent += 1
+        for says in noise(STRINGS):
+            assert knock(port, says)
 
-    while sent < STRINGS:
-        attacked(place, attack)
+    at_the_control_port(place, attack)
 
 
-@BOTH_PORTS
-def test_a_thousand_that_say_nothing(place: Place, attacked: Callable[[Place, Attack], None]) -> None:
-    """Half-open ones: the control port drops them after its patience, the data port keeps the youngest only."""
-    on_data = attacked is at_the_data_port
+def test_a_thousand_that_say_nothing(place: Place) -> None:
+    """Half-open ones: they are dropped after the server's patience."""
 
     def attack(port: int) -> None:
         with descriptors(THOUSAND), Crowd(port) as crowd:
             crowd.join(THOUSAND)
-            if on_data:
-                crowd.wait_until_dropped(LATE_S, left=PENDING)
-            else:
-                crowd.wait_until_dropped(HANDSHAKE_S + LATE_S)
+            crowd.wait_until_dropped(HANDSHAKE_S + LATE_S)
 
-    attacked(place, attack)
+    at_the_control_port(place, attack)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("says", [ZMTP_GREETING, bytes(100)], ids=["greeting", "noise"])
-@BOTH_PORTS
-def test_a_byte_per_second(place: Place, attacked: Callable[[Place, Attack], None], says: bytes) -> None:
-    """Each byte is fresh hope; the server's patience is with the whole of a handshake or token."""
-    patience = DATA_PATIENCE_S if attacked is at_the_data_port else HANDSHAKE_S
+def test_a_byte_per_second(place: Place, says: bytes) -> None:
+    """Each byte is fresh hope; the server's patience is with the whole of a handshake."""
 
     def attack(port: int) -> None:
         with Crowd(port) as crowd:
-            crowd.join(PENDING // 2)
-            began = time.monotonic()
-            for at in range(len(says)):
-                crowd.say(says[at : at + 1])
-                if not len(crowd):
-                    break
-                assert time.monotonic() - began < patience + LATE_S, f"{len(crowd)} slow ones are still connected"
-                time.sleep(1)
+            crowd.join(SLOW)
+            crowd.say_slowly(says, HANDSHAKE_S + LATE_S)
 
-    attacked(place, attack)
+    at_the_control_port(place, attack)
 
 
 @pytest.mark.slow
