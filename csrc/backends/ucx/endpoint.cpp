@@ -55,8 +55,9 @@ Endpoint::Endpoint(std::shared_ptr<UcpContext> context, Errors errors, std::uint
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   params.events = UCP_WAKEUP_RMA | UCP_WAKEUP_TX | UCP_WAKEUP_RX | UCP_WAKEUP_AMO;
   params.client_id = client_id;
-  if (const auto status = library_.ucp_worker_create(context_->get(), &params, &worker_); status != UCS_OK)
-    throw Error(Fault::unavailable, why("UCX has no worker for us", status));
+  ucs_status_t created = UCS_OK;
+  doors_ = listeners_of([&] { created = library_.ucp_worker_create(context_->get(), &params, &worker_); });
+  if (created != UCS_OK) throw Error(Fault::unavailable, why("UCX has no worker for us", created));
   if (const auto status = library_.ucp_worker_get_efd(worker_, &events_); status != UCS_OK) {
     library_.ucp_worker_destroy(worker_);
     throw Error(Fault::unavailable, why("UCX has no event descriptor for us", status));

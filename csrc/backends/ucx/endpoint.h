@@ -15,6 +15,7 @@
 #include "backend/clock.h"
 #include "backend/lane.h"
 #include "backends/ucx/context.h"
+#include "backends/ucx/ports.h"
 
 namespace kvxfer::ucx {
 
@@ -36,6 +37,8 @@ class Endpoint {
   void connect(const sockaddr_storage& address);
   void begin_flush();
   bool flushed();
+  // Once both sides are connected: nobody else gets at UCX.
+  void admit_nobody() noexcept { ucx::admit_nobody(doors_); }
 
   // Messages of the peer come through here, inside progress(). Before any can come.
   void receive_with(Received received, void* whose);
@@ -89,8 +92,9 @@ class Endpoint {
   bool abandoned_ = false;
   Received received_ = nullptr;
   void* whose_ = nullptr;
-  int events_ = -1;  // the worker's own
-  Socket wake_;      // an eventfd
+  int events_ = -1;         // the worker's own
+  std::vector<int> doors_;  // sockets of the worker on which it takes connections
+  Socket wake_;             // an eventfd
   std::atomic<bool> asleep_{false};
 };
 

@@ -120,6 +120,7 @@ void UcxPeer::wire_up(bool first, Deadline deadline) {
   }
   for (const auto& mover : movers_) {
     mover->endpoint.stop_listening();
+    mover->endpoint.admit_nobody();
     mover->transport = mover->endpoint.transport();
   }
 }
@@ -140,14 +141,21 @@ void UcxPeer::connect_endpoints(Deadline deadline) {
   for (const EndpointAddress& address : addresses) ids.push_back(address.client_id);
   make_movers(ids);
   const sockaddr_storage host = answer.host_or(peer_of(lanes_[0].fd()));
-  for (std::size_t i = 0; i < movers_.size(); ++i) {
-    Endpoint& endpoint = movers_[i]->endpoint;
-    endpoint.connect(with_port(host, addresses[i].port));
-    endpoint.begin_flush();
-  }
+  for (std::size_t i = 0; i < movers_.size(); ++i) movers_[i]->endpoint.connect(with_port(host, addresses[i].port));
+  flush_endpoints(deadline);
+  say_ready();
+  progress_until([this] { return said_ready(lanes_[0].fd()); }, deadline);
+}
+
+// Until UCX has made every connection that it will ever make from this side.
+void UcxPeer::flush_endpoints(Deadline deadline) {
+  for (const auto& mover : movers_) mover->endpoint.begin_flush();
   progress_until(
       [this] { return std::ranges::all_of(movers_, [](const auto& mover) { return mover->endpoint.flushed(); }); },
       deadline);
+}
+
+void UcxPeer::say_ready() {
   if (const int code = send_all(lanes_[0].fd(), &ready_byte, sizeof ready_byte))
     throw Error(Fault::peer_lost, "the peer was lost: " + closed_or(code));
 }
@@ -175,6 +183,8 @@ void UcxPeer::listen_for_endpoints(Deadline deadline) {
   progress_until(
       [this] { return std::ranges::all_of(movers_, [](const auto& mover) { return mover->endpoint.accepted(); }); },
       deadline);
+  flush_endpoints(deadline);
+  say_ready();
 }
 
 // Of movers that have no thread.

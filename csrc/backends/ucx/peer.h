@@ -156,6 +156,8 @@ class UcxPeer final : public LanePeer {
 
   void listen_for_endpoints(Deadline deadline);
   void connect_endpoints(Deadline deadline);
+  void flush_endpoints(Deadline deadline);
+  void say_ready();
   void destroy_endpoints();
   void make_movers(const std::vector<std::uint64_t>& client_ids);
   void progress_until(const std::function<bool()>& done, Deadline deadline);

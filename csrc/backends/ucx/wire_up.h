@@ -46,7 +46,7 @@ sockaddr_storage with_port(const sockaddr_storage& host, std::uint16_t port);
 sockaddr_storage self_of(int fd);
 sockaddr_storage peer_of(int fd);
 std::uint64_t random_id();
-inline constexpr char ready_byte = 1;  // the one byte that the side that connects says once it is
+inline constexpr char ready_byte = 1;  // that each side says once it needs no more connections, the listener last
 // Whether it has come. Throws Error(peer_lost) when the socket is closed, or something else came.
 bool said_ready(int fd);
 
