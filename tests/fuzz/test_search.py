@@ -27,7 +27,7 @@ LIMITS = ("-timeout=60", "-rss_limit_mb=2048", f"-max_total_time={SECONDS}")
 OF_ITS_OWN = ("sh", "-c", '"$@"; exit $?', "sh")
 """What Python starts itself inherits the peak of Python's memory, and -rss_limit_mb is held against the peak."""
 
-NATIVE = ("wire", "wire_shm", "wire_cma", "keys")
+NATIVE = ("wire", "wire_shm", "wire_cma", "keys", "ucx")
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +69,7 @@ def programs() -> Path:
     build = BUILD / ("libfuzzer" if guided else "driver")
     cmake = Path(sys.executable).with_name("cmake")
     options = ["-DKVXFER_PYTHON=OFF", "-DKVXFER_TESTS=ON", "-DKVXFER_SANITIZE=address,undefined", "-Wno-dev"]
+    options.append(f"-DPython_EXECUTABLE={sys.executable}")  # whose packages have UCX's headers
     if guided:
         options += ["-DKVXFER_LIBFUZZER=ON", f"-DCMAKE_CXX_COMPILER={shutil.which('clang++')}"]
     for step in (
