@@ -19,6 +19,7 @@ SPARE_DESCRIPTORS = 200
 """What a test process needs beside its strangers' sockets."""
 
 TOKEN_BYTES = 32
+UCX_FIRST = 0xCAFEBABE12345678.to_bytes(8, "little")
 ZMTP_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 
 
@@ -33,6 +34,14 @@ def noise(count: int) -> Iterator[bytes]:
     beginnings = (b"", b"", b"\xff", ZMTP_GREETING, ZMTP_GREETING + long_frame(1 << 40), b"GET / HTTP/1.1\r\n\r\n")
     for _ in range(count):
         yield rng.choice(beginnings) + rng.randbytes(rng.randrange(120))
+
+
+def ucx_frames(count: int) -> Iterator[bytes]:
+    """What UCX takes over TCP for messages of its own, as far as their heads go; a worker that reads them may crash."""
+    rng = random.Random(4)
+    for _ in range(count):
+        body = rng.randbytes(rng.randrange(60))
+        yield UCX_FIRST + bytes([rng.randrange(32)]) + len(body).to_bytes(4, "little") + body
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ from kvxfer.measure.session import Session
 from kvxfer.model.dtypes import resolve_dtype
 from kvxfer.model.presets import load_model
 
-from .strangers import TOKEN_BYTES, Crowd, Found, Gate, descriptors, doors, knock, noise, throw
+from .strangers import TOKEN_BYTES, Crowd, Found, Gate, descriptors, doors, knock, noise, throw, ucx_frames
 from .test_ports import LATE_S, SLOW, STRINGS, THOUSAND, serves_and_verifies
 from .test_tokens import lane
 
@@ -43,6 +44,9 @@ PATIENCE_S = 2.0
 
 CONNECT_NS = 200_000_000_000
 """How long the workers wait for each other: longer than any attack takes on a loaded machine."""
+
+UCX_FRAMES = 300
+"""A tenth of that ended every worker that heard them."""
 
 REQUESTS = 8
 """So many at a time while data moves under attack."""
@@ -181,7 +185,8 @@ def test_a_wrong_token_half_a_token_and_a_thousand_that_say_nothing(place: Place
 @pytest.mark.slow
 def test_ten_thousand_random_strings_and_more_at_each_door(place: Place, backend: str) -> None:
     """A byte per second before the token has come. Afterwards nobody is to be let in, or UCX listens: nothing says when
-    a stranger is dropped, and a thousand stay while others come and go."""
+    a stranger is dropped, and a thousand stay while others come and go. Once data moves, even those who speak UCX's
+    language are not heard."""
 
     def accepting(found: Sequence[Found]) -> None:
         for door in found:
@@ -199,4 +204,11 @@ def test_ten_thousand_random_strings_and_more_at_each_door(place: Place, backend
                 for says in noise(STRINGS):
                     throw(door, says).close()
 
-    attacked(place, backend, Attacks(accepting, later, later))
+    def moving(found: Sequence[Found]) -> None:
+        later(found)
+        for door in found:
+            for says in ucx_frames(UCX_FRAMES):
+                with throw(door, says):
+                    time.sleep(0.002)  # a connection that was made is gone before UCX looks at it otherwise
+
+    attacked(place, backend, Attacks(accepting, later, moving))
