@@ -21,6 +21,7 @@
 #include "backends/ucx/memory.h"
 #include "backends/ucx/ucx.h"
 #include "backends/ucx/wire_up.h"
+#include "tests/fuzz/proper.h"
 #include "tests/fuzz/target.h"
 #include "tests/pair.h"
 
@@ -34,11 +35,6 @@ constexpr std::uint64_t region_bytes = 1 << 16;
 constexpr std::uint8_t act = 255;
 constexpr std::uint64_t peers_per_context = 50;  // it remembers them until it is closed
 constexpr Nanoseconds hasty = 20'000'000;        // what never comes is not waited for longer
-
-template <typename T>
-std::string raw(const T& value) {
-  return {reinterpret_cast<const char*>(&value), sizeof value};
-}
 
 void take_keys(const std::string& text) {
   try {
@@ -149,19 +145,13 @@ class Attacked {
              });
   }
 
-  // The same plan on both sides: its region onto itself, in two segments. The peer's key is this side's own.
+  // The region onto itself: the peer's key is this side's own.
   void prepare() {
     peer_->import_keys(context_->export_keys({&region_, 1}));
-    const std::vector<std::uint32_t> zeros(2, 0), starts{0, 1};
-    const std::vector<std::uint64_t> offsets{0, region_bytes / 2}, lengths{region_bytes / 2, region_bytes / 2};
-    Notice one;
-    one.kind = NoticeKind::prepare;
-    one.count = 2;
-    one.payload_bytes = 2 * sizeof(WireDescriptor);
-    std::string text = raw(one);
-    for (std::size_t i = 0; i < 2; ++i) text += raw(WireDescriptor{0, 0, offsets[i], lengths[i]});
+    const Halves halves(region_bytes);
+    const std::string text = halves.notice();
     send_all(lanes_[0].fd(), text.data(), text.size());
-    plan_ = context_->prepare(*peer_, {zeros, offsets, zeros, offsets, lengths, starts}, soon());
+    plan_ = context_->prepare(*peer_, halves.arrays(), soon());
   }
 
   void send(const std::string& head, const std::string& rest) {

@@ -31,6 +31,7 @@
 #include "backend/lane.h"
 #include "backend/lane_peer.h"
 #include "backends/tcp/peer.h"
+#include "tests/fuzz/proper.h"
 #include "tests/fuzz/target.h"
 #include "tests/pair.h"
 
@@ -115,11 +116,6 @@ std::string written(const Record& one) {
     text += one.literal;
   }
   return text;
-}
-
-template <typename T>
-std::string raw(const T& value) {
-  return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
 // Makes records: valid notices and chunks, valid ones with some bytes changed, cut ones and noise, and actions.
@@ -347,23 +343,15 @@ class Attacked {
     }
   }
 
-  // The same plan on both sides: half of the region in two segments.
   void prepare_properly(const Socket& lane, Peer& peer) {
     peer.import_keys(context_->export_keys({&region_, 1}));
-    const std::vector<std::uint32_t> zeros(2, 0), starts{0, 1};
-    const std::vector<std::uint64_t> offsets{0, region_bytes / 2}, lengths{region_bytes / 2, region_bytes / 2};
-    Notice one;
-    one.kind = NoticeKind::prepare;
-    one.count = 2;
-    one.payload_bytes = 2 * sizeof(WireDescriptor);
-    std::string text = raw(one);
-    for (std::size_t i = 0; i < 2; ++i) text += raw(WireDescriptor{0, 0, offsets[i], lengths[i]});
-    say(lane, text);
+    const Halves halves(region_bytes);
+    say(lane, halves.notice());
     together(
         [&] {
           if (context_->capabilities().own_memory) show_pool_when_asked(lane);
         },
-        [&] { plan_ = context_->prepare(peer, {zeros, offsets, zeros, offsets, lengths, starts}, soon()); });
+        [&] { plan_ = context_->prepare(peer, halves.arrays(), soon()); });
     peer_ = &peer;
   }
 
