@@ -19,7 +19,7 @@ from kvxfer.measure import pair
 from kvxfer.measure.process import WorkerProcess
 from kvxfer.measure.session import Session
 
-from . import spoiling
+from . import spoiling, zmtp
 
 SHORT_NS = 3_000_000_000
 """In place of the 10 s that connecting, preparing and a transfer that stands still may take."""
@@ -127,12 +127,12 @@ def serve(words: list[str]) -> int:
     return serve_module.main(words)
 
 
-def relay(at: int | str, target: int | str, seen: str, rule: dict[str, Any] | None) -> int:
+def relay(at: int | str, target: int | str, seen: str, rule: dict[str, Any] | None, control: bool) -> int:
     """Pass on what comes until killed: then its connections break; or until stopped: then they stall.
 
     From a port to a port; or from an abstract Unix socket to the one whose name the file `target` holds by the time
-    that somebody comes. The rule is a Spoil or Shuffle as a dict. The file `seen` is there once the relay listens, and
-    has a line for each part that has come.
+    that somebody comes. The rule is a Spoil or Shuffle as a dict. Without `control` it is data connections that come.
+    The file `seen` is there once the relay listens, and has a line for each part that has come.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     how = None if rule is None else (spoiling.Shuffle if "seed" in rule else spoiling.Spoil)(**rule)
@@ -150,9 +150,21 @@ def relay(at: int | str, target: int | str, seen: str, rule: dict[str, Any] | No
         listener = socket.socket(socket.AF_UNIX)
         listener.bind("\0" + at)
         listener.listen()
+    parser = _parser(how, control, listener.family)
     with open(seen, "a", buffering=1) as file:
-        spoiling.Relay(listener, onward, how, lambda name, up: print(name, "up" if up else "down", file=file)).run()
+
+        def note(name: str, up: bool) -> None:
+            print(name, "up" if up else "down", file=file)
+
+        spoiling.Relay(listener, onward, how, parser, note).run()
     return 0
+
+
+def _parser(rule: spoiling.Spoil | spoiling.Shuffle | None, control: bool, family: int) -> spoiling.Parser:
+    if control:
+        return zmtp.control_parts if isinstance(rule, spoiling.Spoil) else spoiling.any_parts
+    # A descriptor belongs to one notice, which so has to stay apart from the one before it.
+    return spoiling.data_parts if rule is not None or family == socket.AF_UNIX else spoiling.any_parts
 
 
 def _through(relay: dict[str, str]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from two_process.processes import MARK, Place, children, wait_until
 
 from kvxfer import _native
+from kvxfer.control.keys import write_pair
 
 from .spoiling import Shuffle, Spoil
 from .zygote import Forked, Zygote
@@ -72,7 +73,8 @@ class Steps:
 class Service:
     """A serve and, where wanted, the relays before it; replaced when a fault has ended them."""
 
-    def __init__(self, zygote: Zygote, place: Place, backend: str, victim: str) -> None:
+    def __init__(self, zygote: Zygote, place: Place, backend: str, victim: str, keyed: bool = False) -> None:
+        """With `keyed` both sides have keys, as beyond one host, so that control is encrypted."""
         self._zygote = zygote
         self._place = place
         self._environment = {name: place.environment[name] for name in ("TMPDIR", MARK, "COLUMNS")}
@@ -80,8 +82,9 @@ class Service:
         self._backend = backend
         self._victim = victim
         self._relay: Forked | None = None
-        self._rule: Spoil | Shuffle | None = None  # what the relay does to the next run's data connections
+        self._rule: Spoil | Shuffle | None = None  # what the relay does to what it carries in the next run
         self._flat: tuple[int, int] | None = None
+        self._keys_of_serve, self._keys_of_bench = _exchanged_keys(place.directory) if keyed else ((), ())
         self._begin()
 
     def _start(self, function: str, *arguments: Any) -> Forked:
@@ -90,7 +93,7 @@ class Service:
 
     def _begin(self) -> None:
         self._port, self._data = quiet_port(), quiet_port()
-        words = ["--port", str(self._port)]
+        words = ["--port", str(self._port), *self._keys_of_serve]
         if self._relays_ports:
             self._advertised = quiet_port()
             words += ["--data-port", str(self._data), "--advertise", f"127.0.0.1:{self._advertised}"]
@@ -118,7 +121,8 @@ class Service:
             at, target = f"kvxfer-{secrets.token_hex(8)}", f"{ready}-target"
         else:
             return {}
-        self._relay = self._start("relay", at, target, str(ready), self._rule and asdict(self._rule))
+        rule, control = self._rule and asdict(self._rule), self._victim == "control connection"
+        self._relay = self._start("relay", at, target, str(ready), rule, control)
         wait_until(ready.exists, 20, "the relay")
         return {"relay": {"name": at, "target": target}} if isinstance(at, str) else {}
 
@@ -138,7 +142,7 @@ class Service:
         plan = {"note": str(note), "step": step, "victim": self._victim, "signal": number, "pids": pids}
         plan |= more_of_plan
         words = ["--model", self._place.model, "--peer", f"127.0.0.1:{self._peer}", "--backend", self._backend]
-        return self._start("bench", [*words, *QUICKEST, *more], plan), note
+        return self._start("bench", [*words, *self._keys_of_bench, *QUICKEST, *more], plan), note
 
     def whole_run(self) -> list[str]:
         """An undisturbed run, which has to succeed; its steps."""
@@ -151,12 +155,12 @@ class Service:
         return note.read_text().splitlines()
 
     def parts(self) -> list[tuple[str, bool]]:
-        """What passed through the relay in the last run, and whether upwards; just bytes over TCP without a rule."""
+        """What passed through the relay in the last run, and whether upwards; without a rule, over TCP, just bytes."""
         lines = [line.rsplit(" ", 1) for line in self._seen.read_text().splitlines()]
         return [(name, way == "up") for name, way in lines]
 
     def spoiled(self, rule: Spoil | Shuffle, *options: str, seconds: float = WITHIN_S) -> tuple[int | None, str]:
-        """What becomes of a run whose data connections go through a relay with that rule: status and stderr."""
+        """What becomes of a run through a relay with that rule: its status and stderr. Nothing of it is left then."""
         self._rule = rule
         bench, _ = self.bench(None, more=options)
         status, err = bench.wait(seconds), bench.err
@@ -243,6 +247,14 @@ class Service:
         self.serve.close()
         assert status == 130, (status, self.serve.err)
         assert children(self.serve.pid) == []
+
+
+def _exchanged_keys(directory: Path) -> tuple[Sequence[str], Sequence[str]]:
+    """Options of serve, and of a bench that it admits."""
+    admitted = directory / f"keys-{secrets.token_hex(4)}"
+    _, client = write_pair(admitted, "client")
+    public, server = write_pair(directory / f"keys-{secrets.token_hex(4)}", "server")
+    return ("--key", str(server), "--allow", str(admitted)), ("--key", str(client), "--server-key", str(public))
 
 
 def state(pid: int) -> str:

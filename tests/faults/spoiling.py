@@ -1,8 +1,8 @@
-"""A relay on the way of the data connections that knows what passes, and does one thing to one byte of it.
+"""A relay that knows what passes on its connections, and does one thing to one byte of it.
 
-What passes on a connection is a series of parts: token, hello, answer (the listener's hello), on lane 0 notices by
-their kind and their payload, on the others chunk headers and payload. Over Unix sockets a descriptor may come along
-with a part, and is passed on with its first byte.
+What passes is a series of parts. On a data connection these are token, hello, answer (the listener's hello), on lane 0
+notices by their kind and their payload, on the others chunk headers and payload; over Unix sockets a descriptor may
+come along with a part, and is passed on with its first byte. On the control connection: zmtp.py.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class Spoil:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Each part waits for a random time, on a connection for itself, and comes in pieces of random size."""
+    """Each part waits for a random time, on a connection for itself, and comes in pieces of random size.
+
+    What comes to a control connection meanwhile goes on together, whatever parts it has.
+    """
 
     seed: int
     notices_s: float  # the longest wait of a part on lane 0
@@ -97,20 +100,26 @@ class Part:
             os.close(self.descriptors.pop())
 
 
+Parser = Callable[[socket.socket, bool], Iterator[Part]]
+"""The parts that come from a socket, upwards or not, without an end but an EOFError."""
+
+
 class Relay:
-    """Passes on what comes to a listener, but for what the rule says; without one, over TCP, whatever that is."""
+    """Passes on what comes to a listener, but for what the rule says."""
 
     def __init__(
         self,
         listener: socket.socket,
         onward: Callable[[], socket.socket],
         rule: Spoil | Shuffle | None,
+        parser: Parser,
         seen: Callable[[str, bool], None] = lambda name, up: None,
     ) -> None:
         """`onward` makes a connection to the target; `seen` is called with each part's name and direction."""
         self._listener = listener
         self._onward = onward
         self._rule = rule
+        self._parser = parser
         self._seen = seen
         self._numbers: dict[tuple[str, bool], Iterator[int]] = {}
         self._lock = threading.Lock()
@@ -149,9 +158,7 @@ class Relay:
         source, sink = connection.sockets if up else connection.sockets[::-1]
         random_source = random.Random(f"{rule} {up}")
         try:
-            # A descriptor belongs to one notice, which so has to stay apart from the one before it.
-            known = rule is not None or source.family == socket.AF_UNIX
-            for part in _parts(source, up) if known else _bytes(source):
+            for part in self._parser(source, up):
                 with self._lock:
                     number = next(self._numbers.setdefault((part.name, up), itertools.count()))
                     self._seen(part.name, up)
@@ -202,17 +209,18 @@ def _dribble(sink: socket.socket, part: Part, rule: Shuffle, source: random.Rand
         data = data[size:]
 
 
-def _parts(source: socket.socket, up: bool) -> Iterator[Part]:
+def data_parts(source: socket.socket, up: bool) -> Iterator[Part]:
+    """Of a data connection."""
     lane = 0
     if up:
-        yield _part(source, "token", TOKEN_BYTES)
-        hello = _part(source, "hello", HELLO.size)
+        yield read_part(source, "token", TOKEN_BYTES)
+        hello = read_part(source, "hello", HELLO.size)
         yield hello
         lane = HELLO.unpack(hello.data)[2]
     else:
-        yield _part(source, "answer", HELLO.size)
+        yield read_part(source, "answer", HELLO.size)
     while True:
-        head = _part(source, "header", CHUNK.size if lane else NOTICE.size)
+        head = read_part(source, "header", CHUNK.size if lane else NOTICE.size)
         if lane:
             size = CHUNK.unpack(head.data)[4]
         else:
@@ -220,18 +228,19 @@ def _parts(source: socket.socket, up: bool) -> Iterator[Part]:
             head.name, size = KINDS[fields[1]], fields[7]
         yield head
         if size:
-            yield _part(source, "payload" if lane else f"payload of {head.name}", size)
+            yield read_part(source, "payload" if lane else f"payload of {head.name}", size)
 
 
-def _bytes(source: socket.socket) -> Iterator[Part]:
-    """As they come."""
+def any_parts(source: socket.socket, _: bool) -> Iterator[Part]:
+    """Whatever it is, as it comes."""
     while True:
         part = Part("bytes")
         _receive(source, 1 << 16, part)
         yield part
 
 
-def _part(source: socket.socket, name: str, size: int) -> Part:
+def read_part(source: socket.socket, name: str, size: int) -> Part:
+    """The next `size` bytes."""
     part = Part(name)
     while len(part.data) < size:
         _receive(source, size - len(part.data), part)

@@ -24,7 +24,7 @@ from kvxfer.backend.probe import probe_all
 from kvxfer.errors import KvxferError, PeerLostError
 
 from .matrix import held_by
-from .spoiling import Relay, Spoil
+from .spoiling import Relay, Spoil, data_parts
 from .test_data_connections import GREETINGS, NOTICES, PLACES, PLANS, POOLS, STATUSES
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,7 @@ class Passage:
             connection.connect(target)
             return connection
 
-        self._relay = Relay(self._listener, onward, rule, lambda part, up: self.parts.add((part, up)))
+        self._relay = Relay(self._listener, onward, rule, data_parts, lambda part, up: self.parts.add((part, up)))
         self._thread = threading.Thread(target=self._relay.run)
         self._thread.start()
 
