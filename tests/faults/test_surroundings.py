@@ -6,8 +6,10 @@ import ast
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -17,7 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from two_process.processes import QUICK, Place, prefill_worker
+from two_process.processes import QUICK, Place, Running, command_line, free_port, prefill_worker, wait_until
+from two_process.test_bad_input import tiny_disk
 
 import kvxfer
 from kvxfer import _native
@@ -102,17 +105,33 @@ def test_a_clock_of_the_day_that_is_set_again_and_again(place: Place, jumping_cl
 # --- a terminal that is resized
 
 
+WIDTHS = (20, 3, 200, 1, 80)
+
+
+def drawn(bench: Running) -> list[str]:
+    """The lines of progress so far."""
+    return re.findall(r"\x1b\[2m(.*?)\x1b\[0m", bench.err)
+
+
+def fits(line: str, columns: int) -> bool:
+    """Whether a line of progress was cut for that width, if it had to be."""
+    return len(line) == columns and line.endswith("…") if columns <= 20 else line.endswith(" samples")
+
+
 def test_a_terminal_resized_while_progress_is_shown(place: Place) -> None:
-    bench = place.start_bench("--max-seconds", "1.5", "--min-samples", "1000000", terminal=True)
+    for name in ("COLUMNS", "LINES"):  # which count for more than the terminal
+        place.environment.pop(name, None)
+    bench = place.start_bench("--max-seconds", "60", "--min-samples", "1000000", terminal=True)
     bench.says(" samples", times=2)
-    for columns in (20, 3, 200, 1, 80):
+    for columns in WIDTHS:
         with open(f"/proc/{bench.pid}/fd/2", "wb", buffering=0) as terminal:
             fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 5, columns, 0, 0))
         bench.signal(signal.SIGWINCH)
-        time.sleep(0.1)  # a step of progress in this size
-    done = bench.wait()
-    assert done.status == 0, done
-    assert "Traceback" not in bench.err
+        wait_until(lambda width=columns: fits(drawn(bench)[-1], width), 20, f"progress in {columns} columns")
+    bench.signal(signal.SIGINT)
+    done = bench.wait(10)
+    assert (done.status, done.err.strip()) == (130, "kvxfer bench: interrupted")
+    place.left_alone()
 
 
 # --- signals
@@ -188,6 +207,43 @@ def test_an_error_that_nobody_reads_keeps_its_status(place: Place) -> None:
     os.close(reader)
     os.kill(prefill_worker(bench), signal.SIGKILL)
     assert bench.wait().status in (3, 5)  # 3: it had not even started
+
+
+# --- a serve of which nobody reads anything, or whose disk is full
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full 2>/dev/full", "2>&1 | true"])
+def test_serve_with_nowhere_to_write(place: Place, streams: str) -> None:
+    """It serves, and ends as ever. Its log goes nowhere, and none of its files takes the log's number."""
+    port = free_port()
+    command = f"{sys.executable} -m kvxfer.serve --port {port} {streams}; exit ${{PIPESTATUS[0]}}"
+    shell = place.start_command(["bash", "-c", command])
+    wait_until(lambda: accepts(port), 20, "serve")
+    assert place.measure("--peer", f"127.0.0.1:{port}")["exit_status"] == 0
+    (serve,) = (pid for pid in place.alive() if "kvxfer.serve" in command_line(pid))
+    os.kill(serve, signal.SIGINT)
+    assert shell.wait(10).status == 130
+    place.left_alone()
+
+
+def test_a_full_disk_for_temporary_files(place: Place) -> None:
+    """There is room for the name of a socket, and for not one byte: none is written, whatever the backend."""
+    with tiny_disk(place) as disk:
+        page = disk / "page"
+        with pytest.raises(OSError, match="No space left"):
+            page.write_bytes(bytes(8192))
+        place.environment["TMPDIR"] = str(disk)
+        server = place.serve(cwd=disk)
+        for options in (["--peer", server.address, "--backend", "shm"], ["--backend", "all"]):
+            result = place.measure(*options)
+            assert {row["status"] for row in result["results"]} == {"ok"}
+            wait_until(lambda: list(disk.iterdir()) == [page], 5, "the end of temporary files")
+        server.stop()
 
 
 # --- the file of the result
