@@ -1,7 +1,10 @@
 // Memory is refused at each place once: an allocation fails, everything before and after it is granted. Whatever a
 // backend was doing ends with an error on the side where it happened, and everything can be closed and destroyed.
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <exception>
 #include <new>
 #include <system_error>
@@ -14,6 +17,8 @@ namespace kvxfer::test {
 namespace {
 
 constexpr std::size_t region_bytes = 64 << 10;
+constexpr unsigned seconds_per_life = 60;  // as a case has otherwise
+constexpr std::uint64_t ucx_apart = 11;    // a life has a thousand, most of them alike, and ends after seconds
 
 // Runs both; the one that fails closes both contexts, which wakes the other one.
 template <typename A, typename B>
@@ -92,10 +97,11 @@ void whole_life(const std::string& backend) {
   b.context->close();
 }
 
-// How many allocations of a whole life were refused, one in each of so many lives.
-std::uint64_t refuse_each(const std::string& backend) {
-  for (std::uint64_t n = 1;; ++n) {
-    refuse_allocation(n);
+// How many allocations of a whole life were refused, one in each of so many lives; every so many-th of its allocations.
+std::uint64_t refuse_each(const std::string& backend, Refused which, std::uint64_t apart) {
+  for (std::uint64_t lives = 0;; ++lives) {
+    ::alarm(seconds_per_life);
+    refuse_allocation(1 + lives * apart, which);
     try {
       whole_life(backend);
     } catch (const Failure&) {
@@ -107,7 +113,7 @@ std::uint64_t refuse_each(const std::string& backend) {
     } catch (const std::bad_alloc&) {
     }
     const bool refused = refuse_allocation(0);
-    if (!refused) return n - 1;
+    if (!refused) return lives;
   }
 }
 
@@ -115,11 +121,18 @@ std::uint64_t refuse_each(const std::string& backend) {
 
 TEST(memory, refused_at_each_place_of_every_backend) {
   for (const BackendRow& entry : backends()) {
-    if (!entry.probe().available || std::string(entry.name) == "ucx") continue;  // UCX's own C code ends the process
+    if (!entry.probe().available || std::string(entry.name) == "ucx") continue;
     const auto context = entry.open(token, {});
     if (!context->capabilities().moves_data) continue;
-    CHECK(refuse_each(entry.name) > 20);
+    CHECK(refuse_each(entry.name, Refused::any, 1) > 20);
   }
+}
+
+// UCX itself ends the process where it is refused memory. It allocates as C does, and what is ours of ucx as C++ does.
+TEST(memory, refused_at_places_of_what_is_ours_of_ucx) {
+  if (!find_backend("ucx").probe().available) return;
+  const std::uint64_t apart = std::getenv("KVXFER_EVERY_FAULT") == nullptr ? ucx_apart : 1;
+  CHECK(refuse_each("ucx", Refused::by_new, apart) > 20);
 }
 
 }  // namespace kvxfer::test

@@ -5,56 +5,52 @@
 #include <cstdlib>
 #include <new>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__GLIBC__)
-#define KVXFER_COUNTS_NEW_ONLY
-#endif
-
 namespace {
 std::atomic<std::uint64_t> count{0};
 std::atomic<std::uint64_t> granted{0};  // so many more, and the one after them is refused
 std::atomic<bool> refusing{false};
+std::atomic<bool> only_new{false};
 
-bool refused() { return refusing.load() && granted.fetch_sub(1) == 0 && refusing.exchange(false); }
+// Whether this one, by operator new or not, is the one to refuse.
+bool refused(bool by_new) {
+  return refusing.load() && (by_new || !only_new.load()) && granted.fetch_sub(1) == 0 && refusing.exchange(false);
+}
 }  // namespace
 
 namespace kvxfer::test {
 std::uint64_t allocations() { return count.load(); }
 
-bool refuse_allocation(std::uint64_t n) {
+bool refuse_allocation(std::uint64_t n, Refused which) {
   const bool was_refusing = refusing.exchange(false);
   granted = n - 1;
+  only_new = which == Refused::by_new;
   refusing = n > 0;
   return !was_refusing;
 }
 }  // namespace kvxfer::test
 
-#ifdef KVXFER_COUNTS_NEW_ONLY
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__GLIBC__)
 
-void* operator new(std::size_t bytes) {
-  ++count;
-  if (refused()) throw std::bad_alloc();
-  if (void* made = std::malloc(bytes > 0 ? bytes : 1)) return made;
-  throw std::bad_alloc();
-}
-void operator delete(void* made) noexcept { std::free(made); }
-void operator delete(void* made, std::size_t) noexcept { std::free(made); }
+#define KVXFER_MALLOC std::malloc
 
 #else
 
-// In place of the C library's, which has these too under names of its own. operator new comes here as well.
+#define KVXFER_MALLOC __libc_malloc
+
+// In place of the C library's, which has these too under names of its own.
 extern "C" {
 void* __libc_malloc(std::size_t bytes);
 void* __libc_calloc(std::size_t n, std::size_t bytes);
 void* __libc_realloc(void* made, std::size_t bytes);
 void* __libc_memalign(std::size_t alignment, std::size_t bytes);
 
-// Refusing malloc(bytes) is what a full memory does: operator new throws then, and the C library says ENOMEM.
-#define KVXFER_COUNTED(call)     \
-  do {                           \
-    ++count;                     \
-    if (!refused()) return call; \
-    errno = ENOMEM;              \
-    return nullptr;              \
+// Refusing malloc(bytes) is what a full memory does: the C library says ENOMEM.
+#define KVXFER_COUNTED(call)          \
+  do {                                \
+    ++count;                          \
+    if (!refused(false)) return call; \
+    errno = ENOMEM;                   \
+    return nullptr;                   \
   } while (false)
 
 void* malloc(std::size_t bytes) { KVXFER_COUNTED(__libc_malloc(bytes)); }
@@ -64,3 +60,12 @@ void* aligned_alloc(std::size_t alignment, std::size_t bytes) { KVXFER_COUNTED(_
 }
 
 #endif
+
+void* operator new(std::size_t bytes) {
+  ++count;
+  if (refused(true)) throw std::bad_alloc();
+  if (void* made = KVXFER_MALLOC(bytes > 0 ? bytes : 1)) return made;
+  throw std::bad_alloc();
+}
+void operator delete(void* made) noexcept { std::free(made); }
+void operator delete(void* made, std::size_t) noexcept { std::free(made); }

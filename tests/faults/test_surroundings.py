@@ -226,6 +226,8 @@ def test_serve_with_nowhere_to_write(place: Place, streams: str) -> None:
     wait_until(lambda: accepts(port), 20, "serve")
     assert place.measure("--peer", f"127.0.0.1:{port}")["exit_status"] == 0
     (serve,) = (pid for pid in place.alive() if "kvxfer.serve" in command_line(pid))
+    standard = [os.readlink(f"/proc/{serve}/fd/{number}") for number in range(3)]
+    assert not [link for link in standard if link.startswith(("socket:", "anon_inode:"))]
     os.kill(serve, signal.SIGINT)
     assert shell.wait(10).status == 130
     place.left_alone()
