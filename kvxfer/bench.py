@@ -31,7 +31,8 @@ def command(
     context: typer.Context,
     options: Options,
     backend: Annotated[
-        str, typer.Option(metavar="NAME,…", help="auto, tcp, shm, cma or null; several, or all, are measured in turn")
+        str,
+        typer.Option(metavar="NAME,…", help="auto, tcp, ucx, shm, cma or null; several, or all, are measured in turn"),
     ] = "auto",
     op: Annotated[
         str, typer.Option(metavar="push|pull|both", help="push: prefill writes; pull: decode reads")

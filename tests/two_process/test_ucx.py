@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,17 @@ from .test_faults import LONG, ends, kill_decode_worker, kill_prefill_worker
 pytestmark = pytest.mark.skipif(not _native.present("ucx"), reason="no UCX here")
 
 UCX = ("--backend", "ucx")
+
+
+SYSTEM_UCX = Path(f"/usr/lib/{platform.machine()}-linux-gnu/libucp.so.0")
+"""Of another version than the headers of this build, which are those of the package."""
+
+ANOTHER_VERSION = """
+extern "C" void ucp_get_version(unsigned* major, unsigned* minor, unsigned* release) {{
+  *major = {}, *minor = {}, *release = 0;
+}}
+"""
+"""All that this library has."""
 
 
 def rows(place: Place, *arguments: str, **environment: str) -> list[dict[str, Any]]:
@@ -48,13 +62,76 @@ def test_without_watching_the_peer_it_uses_memory(place: Place) -> None:
         ({"KVXFER_UCX_LIBRARY": "/nowhere/libucp.so.0"}, "/nowhere/libucp.so.0: there is no such file"),
         ({"KVXFER_UCX_LIBRARY": "/proc/self/exe"}, "UCX cannot be loaded"),
         ({"KVXFER_UCX_LIBRARY": _native.__file__}, "is no UCX that can be used: it has no ucp_"),
-        ({"UCX_TLS": "no_such"}, "UCX finds nothing to move data with (see UCX_TLS and UCX_NET_DEVICES)"),
+        (
+            {"UCX_TLS": "no_such"},
+            "UCX finds nothing to move data with (see UCX_TLS and UCX_NET_DEVICES; it has self,tcp,",
+        ),
+        (
+            {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "mlx5_7:1"},
+            "UCX finds nothing to move data with (see UCX_TLS and UCX_NET_DEVICES",
+        ),
     ],
-    ids=["missing", "no_library", "another_library", "no_transport"],
+    ids=["missing", "no_library", "another_library", "no_transport", "no_device"],
 )
 def test_a_ucx_that_cannot_be_used(place: Place, environment: dict[str, str], says: str) -> None:
     place.environment |= environment
     place.bench(*UCX).failed(3, says)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++")
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        ((1, 12), "is UCX 1.12.0, and it takes 1.13 or a later 1.x: earlier ones have no client ids, which tell"),
+        ((2, 0), "is UCX 2.0.0, and it takes 1.13 or a later 1.x"),
+        ((1, 22), "is no UCX that can be used: it has no ucp_get_version_string"),
+    ],
+    ids=["too old", "too new", "without a function"],
+)
+def test_a_ucx_of_another_version(place: Place, version: tuple[int, int], says: str) -> None:
+    """Refused by its number, whatever else it lacks; `doctor` tells the same."""
+    library = place.directory / "libucp.so.0"
+    source = ANOTHER_VERSION.format(*version)
+    compiler = ["g++", "-x", "c++", "-", "-shared", "-fPIC", "-o", str(library)]
+    subprocess.run(compiler, input=source, text=True, check=True)
+    place.environment["KVXFER_UCX_LIBRARY"] = str(library)
+    place.bench(*UCX).failed(3, f"{library} {says}")
+    told = json.loads(place.start("kvxfer.doctor", "--json", "-").wait().out)
+    (ucx,) = (one for one in told["backends"] if one["name"] == "ucx")
+    assert not ucx["available"]
+    assert f"{library} {says}" in ucx["why_not"]
+
+
+@pytest.mark.skipif(not SYSTEM_UCX.exists(), reason="no UCX of the system's")
+def test_a_ucx_of_another_version_than_the_headers(place: Place) -> None:
+    """What it has not (1.13 tells no transports when asked) is found out in another way."""
+    for row in rows(place, "--op", "both", KVXFER_UCX_LIBRARY=str(SYSTEM_UCX)):
+        assert row["library"]["path"] == str(SYSTEM_UCX)
+        assert (row["transport"], row["verified"]) == ("tcp/lo", "full")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SYSTEM_UCX.exists(), reason="no UCX of the system's")
+def test_sides_with_a_ucx_of_their_own(place: Place) -> None:
+    """They may understand each other, or not; then it is said what to do."""
+    server = place.serve()
+    place.environment["KVXFER_UCX_LIBRARY"] = str(SYSTEM_UCX)
+    done = place.bench(*UCX, "--peer", server.address)
+    del place.environment["KVXFER_UCX_LIBRARY"]
+    if done.status == 0:
+        assert "the libraries of the two sides differ" in done.err
+    else:
+        done.failed(3, "do both sides use the same version of UCX")
+    place.serves(server, *UCX)
+
+
+def test_a_ucx_without_verbs_that_is_asked_for_them(place: Place) -> None:
+    """As the package's is: it says what it has, and moves nothing in another way."""
+    has = _native.probe("ucx").transports
+    if "ib" in has.split(","):
+        pytest.skip("a UCX with verbs")
+    place.environment["UCX_TLS"] = "rc"
+    place.bench(*UCX).failed(3, f"UCX finds nothing to move data with (see UCX_TLS and UCX_NET_DEVICES; it has {has})")
 
 
 def test_another_transport_than_the_required_one(place: Place) -> None:

@@ -29,7 +29,9 @@ UcpContext::UcpContext(const Library& library, Errors errors) : library_(library
   library_.ucp_config_release(config);
   if (status != UCS_OK)
     throw Error(Fault::unavailable,
-                why("UCX finds nothing to move data with (see UCX_TLS and UCX_NET_DEVICES)", status));
+                why("UCX finds nothing to move data with (see UCX_TLS and UCX_NET_DEVICES; it has " +
+                        library_.transports() + ")",
+                    status));
 }
 
 UcpContext::~UcpContext() {

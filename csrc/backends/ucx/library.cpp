@@ -119,27 +119,35 @@ void* load_quietly(const fs::path& path) {
   return handle;
 }
 
+// Before anything else is looked for: what a version has not, its number explains.
+void require_version(const Library& found) {
+  if (found.major == least_major && found.minor >= least_minor) return;
+  throw Error(Fault::unavailable, found.path + " is UCX " + found.version +
+                                      ", and it takes 1.13 or a later 1.x: earlier ones have no "
+                                      "client ids, which tell the peer from a stranger; " +
+                                      how_to_get);
+}
+
 Library load() {
   const fs::path path = choose();
   void* const handle = load_quietly(path);
   if (handle == nullptr) throw Error(Fault::unavailable, std::string("UCX cannot be loaded: ") + ::dlerror());
   Library found;
   found.path = path.string();
-#define KVXFER_UCP_LOOK_UP(name)                                               \
-  found.name = reinterpret_cast<decltype(found.name)>(::dlsym(handle, #name)); \
-  if (found.name == nullptr)                                                   \
-    throw Error(Fault::unavailable, found.path + " is no UCX that can be used: it has no " #name);
-  KVXFER_UCP_FUNCTIONS(KVXFER_UCP_LOOK_UP)
-#undef KVXFER_UCP_LOOK_UP
+  const auto look_up = [&]<typename Function>(Function& function, const char* name) {
+    function = reinterpret_cast<Function>(::dlsym(handle, name));
+    if (function == nullptr)
+      throw Error(Fault::unavailable, found.path + " is no UCX that can be used: it has no " + name);
+  };
+  look_up(found.ucp_get_version, "ucp_get_version");
   if (Dl_info info{}; ::dladdr(reinterpret_cast<void*>(found.ucp_get_version), &info) != 0) found.path = info.dli_fname;
   unsigned release = 0;
   found.ucp_get_version(&found.major, &found.minor, &release);
   found.version = std::to_string(found.major) + "." + std::to_string(found.minor) + "." + std::to_string(release);
-  if (found.major != least_major || found.minor < least_minor)
-    throw Error(Fault::unavailable, found.path + " is UCX " + found.version +
-                                        ", and it takes 1.13 or a later 1.x: earlier ones have no "
-                                        "client ids, which tell the peer from a stranger; " +
-                                        how_to_get);
+  require_version(found);
+#define KVXFER_UCP_LOOK_UP(name) look_up(found.name, #name);
+  KVXFER_UCP_FUNCTIONS(KVXFER_UCP_LOOK_UP)
+#undef KVXFER_UCP_LOOK_UP
   found.modules = modules_beside(found.path);
   if (has_rdma_devices() && !found.has("ib"))
     found.warning =
