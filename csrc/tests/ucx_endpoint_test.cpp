@@ -38,7 +38,7 @@ TEST(ucx, a_listener_takes_one_client_that_shows_its_number) {
   if (!ucx::probe().available) return;
   const auto context = std::make_shared<ucx::UcpContext>(ucx::library(), ucx::Errors::peer);
   ucx::Endpoint listener(context, ucx::Errors::peer, 0);
-  const std::uint16_t port = listener.listen(loopback(0), 5);
+  const std::uint16_t port = listener.listen(loopback(0), 5).value();
   ucx::Endpoint stranger(context, ucx::Errors::peer, 6), client(context, ucx::Errors::peer, 5),
       second(context, ucx::Errors::peer, 5);
   CHECK(!is_let_in(listener, stranger, port));

@@ -80,6 +80,28 @@ TEST(ucx_faults, endpoints_that_are_not_there_are_not_reached) {
   refuse_endpoints({{"errors", 1}});  // what is sent to the peer ends in an error there, and nothing else tells
 }
 
+// A firewall, or a forwarder that knows one port only: the connection to UCX's listener stands, and nobody speaks.
+TEST(ucx_faults, endpoints_that_do_not_answer_are_given_up_in_time) {
+  if (!here()) return;
+  LaneListener listener("127.0.0.1", 0, token), silent("127.0.0.1", 0, token);
+  const auto connects = ucx::open(token, {});
+  const Deadline shortly = Deadline::after(second / 2);
+  together(
+      [&] { CHECK_THROWS(Fault::peer_lost, "ports that follow", connects->connect(listener.endpoint(), shortly)); },
+      [&] {
+        const auto lanes = listener.accept(soon());
+        Offer offer;
+        receive_all(lanes[0].fd(), &offer, sizeof offer);
+        const Answer answer;
+        EndpointAddress address;
+        address.port = static_cast<std::uint16_t>(std::stoi(silent.endpoint().substr(sizeof "127.0.0.1")));
+        send_all(lanes[0].fd(), &answer, sizeof answer);
+        send_all(lanes[0].fd(), &address, sizeof address);
+        char byte = 0;
+        while (receive_all(lanes[0].fd(), &byte, 1) == 0) continue;
+      });
+}
+
 bool listened_to(std::uint16_t port) {
   const Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -106,6 +128,81 @@ TEST(ucx_faults, a_wire_up_that_fails_leaves_no_port_open) {
              CHECK(listened_to(there.port));
            });
   CHECK(!listened_to(there.port));
+}
+
+// The ports that a firewall has to let through; what another process has of them is left out.
+TEST(ucx_faults, listeners_use_the_ports_that_follow_a_data_port) {
+  if (!here()) return;
+  std::uint16_t data_port = 0, taken = 0;
+  Socket other(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  std::unique_ptr<Context> listens;
+  std::string endpoint;
+  for (data_port = 20'000; endpoint.empty(); data_port += 2) {  // below those that the kernel gives
+    CHECK(data_port < 30'000);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(taken = data_port + 1);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (::bind(other.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) continue;
+    listens = ucx::open(token, {});
+    try {
+      endpoint = listens->listen("127.0.0.1", data_port);
+    } catch (const Error&) {
+      other = Socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    }
+  }
+  EndpointAddress there[2];
+  together([&] { CHECK_THROWS(Fault::peer_lost, "", listens->accept(soon())); },
+           [&] {
+             const auto lanes = connect_lanes(endpoint, token, 1, soon());
+             Offer offer;
+             offer.endpoints = 2;
+             send_all(lanes[0].fd(), &offer, sizeof offer);
+             Answer answer;
+             receive_all(lanes[0].fd(), &answer, sizeof answer);
+             receive_all(lanes[0].fd(), there, sizeof there);
+           });
+  CHECK(there[0].port > taken && there[0].port < taken + 256);
+  CHECK(there[1].port > there[0].port && there[1].port < taken + 256);
+}
+
+// A socket that listens everywhere takes IPv4 too, and names its addresses in the way of IPv6.
+TEST(ucx_faults, ipv4_reaches_a_socket_of_ipv6) {
+  if (!here()) return;
+  const auto listens = ucx::open(token, {}), connects = ucx::open(token, {});
+  std::string endpoint;
+  try {
+    endpoint = listens->listen("::", 0);
+  } catch (const Error&) {
+    return;  // a machine without IPv6
+  }
+  std::shared_ptr<Peer> theirs, ours;
+  together([&] { theirs = listens->accept(soon()); },
+           [&] { ours = connects->connect("127.0.0.1" + endpoint.substr(endpoint.rfind(':')), soon()); });
+  CHECK_EQ(ours->describe().front(), "tcp/lo");
+  CHECK_EQ(theirs->describe().front(), "tcp/lo");
+}
+
+// UCX would end the process.
+TEST(ucx_faults, ipv6_where_ucx_takes_ipv4_is_refused) {
+  if (!here()) return;
+  for (const bool told : {false, true}) {
+    if (told) ::setenv("UCX_TCP_AF_PRIO", "inet6,inet", 1);
+    const auto listens = ucx::open(token, {}), connects = ucx::open(token, {});
+    std::string endpoint;
+    try {
+      endpoint = listens->listen("::1", 0);
+    } catch (const Error&) {
+      return;  // a machine without IPv6
+    }
+    const auto connect = [&] { connects->connect(endpoint, soon()); };
+    if (told)
+      together([&] { listens->accept(soon()); }, connect);
+    else
+      together([&] { CHECK_THROWS(Fault::unavailable, "set UCX_TCP_AF_PRIO=inet6", listens->accept(soon())); },
+               [&] { CHECK_THROWS(Fault::unavailable, "set UCX_TCP_AF_PRIO=inet6", connect()); });
+  }
+  ::unsetenv("UCX_TCP_AF_PRIO");
 }
 
 // Any other byte than the one that says that it is connected.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvxfer import _native
 from kvxfer.backend.probe import MEASURES_NOTHING, is_one_host, probe_all
 
 from .commands import Bench, Files, Server, keys, peer, serving
@@ -77,3 +78,19 @@ def test_every_address_to_listen_on_is_reached(
     (row,) = done.document["results"]
     assert row["transport"] == f"tcp/{hosts.prefill.interface}"
     assert done.document["scope"] == "network"
+
+
+@pytest.mark.skipif(not _native.present("ucx"), reason="no UCX here")
+def test_ucx_is_reached_by_the_address_that_it_takes(
+    hosts: Hosts, files: Files, bench: StartBench, tmp_path: Path
+) -> None:
+    """Of an interface with both that is the IPv4 one: by the other it is told so, where UCX would end the process."""
+    by_ipv6 = f"[{hosts.decode.address_6}]"
+    for bind, reached in (("0.0.0.0", hosts.decode.address), ("[::]", by_ipv6)):
+        with serving(hosts, files, tmp_path / f"serve {reached}", bind):
+            done = bench(*peer(hosts, reached), *keys(files), "--backend", "ucx").wait()
+        if reached == by_ipv6:
+            done.failed(3, "set UCX_TCP_AF_PRIO=inet6,inet on both sides")
+        else:
+            assert done.status == 0, done.err
+            assert [row["transport"] for row in done.document["results"]] == [f"tcp/{hosts.prefill.interface}"]

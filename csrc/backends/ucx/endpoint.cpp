@@ -98,15 +98,16 @@ void Endpoint::on_request(ucp_conn_request_h request, void* self) {
   mine.create(params);
 }
 
-std::uint16_t Endpoint::listen(sockaddr_storage address, std::uint64_t admitted) {
+std::optional<std::uint16_t> Endpoint::listen(sockaddr_storage address, std::uint64_t admitted) {
   admitted_ = admitted;
   ucp_listener_params_t params{};
   params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
   params.sockaddr.addr = reinterpret_cast<const sockaddr*>(&address);
   params.sockaddr.addrlen = length_of(address);
   params.conn_handler = {on_request, this};
-  if (const auto status = library_.ucp_listener_create(worker_, &params, &listener_); status != UCS_OK)
-    throw Error(Fault::unavailable, why("UCX cannot listen on the data address", status));
+  const auto created = library_.ucp_listener_create(worker_, &params, &listener_);
+  if (created == UCS_ERR_BUSY) return std::nullopt;
+  if (created != UCS_OK) throw Error(Fault::unavailable, why("UCX cannot listen on the data address", created));
   ucp_listener_attr_t attributes{};
   attributes.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
   if (const auto status = library_.ucp_listener_query(listener_, &attributes); status != UCS_OK)

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,8 +30,9 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  // Waits for one connection that shows `admitted`; others are refused. Returns the port. Throws Error(unavailable).
-  std::uint16_t listen(sockaddr_storage address, std::uint64_t admitted);
+  // Waits for one connection that shows `admitted`; others are refused. Returns the port, or nothing when that of the
+  // address is in use. Throws Error(unavailable).
+  std::optional<std::uint16_t> listen(sockaddr_storage address, std::uint64_t admitted);
   bool accepted() const { return endpoint_ != nullptr; }
   void stop_listening();
   // Begins; flushed() tells when it is done.

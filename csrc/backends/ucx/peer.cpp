@@ -24,6 +24,8 @@ constexpr std::size_t most_batches = 64;
 constexpr auto farewell_patience = std::chrono::milliseconds(2500);
 constexpr Nanoseconds destroying_patience = 1'000'000'000;
 constexpr auto last_word_patience = std::chrono::seconds(1);
+// How many ports are looked at beyond a data port that was asked for; the workers of other rows may have some.
+constexpr unsigned ports_tried = 256;
 
 std::uint64_t chunk_for(std::uint64_t total, std::size_t endpoints) {
   const std::uint64_t share = total / (chunks_per_endpoint * endpoints);
@@ -102,7 +104,10 @@ void UcxPeer::progress_until(const std::function<bool()>& done, Deadline deadlin
       if (const auto status = mover->endpoint.status(); status != UCS_OK)
         throw Error(Fault::peer_lost, why("UCX could not reach the peer", status));
     if (over) return;
-    if (deadline.passed()) throw Error(Fault::peer_lost, "UCX did not reach the peer in time");
+    if (deadline.passed())
+      throw Error(Fault::peer_lost,
+                  "UCX did not reach the peer in time: does a firewall keep it from the ports that "
+                  "follow the peer's data port?");
     if (!lost().empty()) throw Error(Fault::peer_lost, "UCX's wire-up was interrupted");
     if (!busy) movers_.front()->endpoint.sleep(1'000'000, [] { return true; });
   }
@@ -110,6 +115,7 @@ void UcxPeer::progress_until(const std::function<bool()>& done, Deadline deadlin
 
 void UcxPeer::wire_up(bool first, Deadline deadline) {
   try {
+    if (!(library_.has("rdmacm") && has_rdma_devices())) require_family_of_tcp(self_of(lanes_[0].fd()));
     if (first)
       connect_endpoints(deadline);
     else
@@ -172,9 +178,11 @@ void UcxPeer::listen_for_endpoints(Deadline deadline) {
   make_movers(std::vector<std::uint64_t>(offer.endpoints, 0));
   Answer answer;
   const sockaddr_storage host = answer.choose_host(self_of(lanes_[0].fd()), library_.has("rdmacm"));
+  unsigned last = settings_.data_port;
   for (std::size_t i = 0; i < movers_.size(); ++i) {
     addresses[i].client_id = random_id();
-    addresses[i].port = movers_[i]->endpoint.listen(with_port(host, 0), addresses[i].client_id);
+    addresses[i].port = listen_from(last + 1, host, movers_[i]->endpoint, addresses[i].client_id);
+    last = addresses[i].port;
   }
   iovec parts[2] = {{&answer, sizeof answer}, {addresses.data(), addresses.size() * sizeof addresses[0]}};
   if (const int code = send_vectors(lanes_[0].fd(), parts, 2))
@@ -185,6 +193,18 @@ void UcxPeer::listen_for_endpoints(Deadline deadline) {
       deadline);
   flush_endpoints(deadline);
   say_ready();
+}
+
+// On the first free port from there on, so that a firewall may know which; any, where no data port was asked for.
+std::uint16_t UcxPeer::listen_from(unsigned first, const sockaddr_storage& host, Endpoint& endpoint,
+                                   std::uint64_t client_id) const {
+  const bool any = settings_.data_port == 0;
+  const unsigned end = any ? 1 : std::min(first + ports_tried, 65536U);
+  for (unsigned port = any ? 0 : first; port < end; ++port)
+    if (const auto taken = endpoint.listen(with_port(host, static_cast<std::uint16_t>(port)), client_id)) return *taken;
+  throw Error(Fault::unavailable,
+              "UCX finds no free port to listen on" +
+                  (any ? std::string() : " from " + std::to_string(first) + " on, after the data port"));
 }
 
 // Of movers that have no thread.
@@ -237,7 +257,9 @@ void UcxPeer::import_keys(const std::string& text) {
       on_thread_of(*mover, [&, to = mover.get()] {
         RemotePool pool{key.address, key.bytes, nullptr};
         const auto status = library_.ucp_ep_rkey_unpack(to->endpoint.get(), key.packed.data(), &pool.key);
-        if (status != UCS_OK) throw Error(Fault::unavailable, why("UCX cannot reach the peer's memory", status));
+        if (status != UCS_OK)
+          throw Error(Fault::unavailable,
+                      why("UCX cannot reach the peer's memory (do both sides use the same version of UCX?)", status));
         to->remote.push_back(pool);
       });
     known_keys_.push_back(key);

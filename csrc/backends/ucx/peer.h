@@ -27,7 +27,8 @@ struct Settings {
   std::uint32_t endpoints = 1;
   Errors errors = Errors::peer;
   Pull pull = Pull::by_transport;
-  std::uint32_t window = 128;  // requests under way per endpoint
+  std::uint32_t window = 128;   // requests under way per endpoint
+  std::uint16_t data_port = 0;  // where lane 0 came in, if that was asked for: listeners use those that follow it
 };
 
 class UcxPeer final : public LanePeer {
@@ -155,6 +156,8 @@ class UcxPeer final : public LanePeer {
   };
 
   void listen_for_endpoints(Deadline deadline);
+  std::uint16_t listen_from(unsigned first, const sockaddr_storage& host, Endpoint& endpoint,
+                            std::uint64_t client_id) const;
   void connect_endpoints(Deadline deadline);
   void flush_endpoints(Deadline deadline);
   void say_ready();

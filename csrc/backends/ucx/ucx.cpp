@@ -35,7 +35,7 @@ class UcxContext final : public LaneContext {
   UcxContext(const Token& token, const Options& options)
       : LaneContext(abilities(), token, 1),
         settings_{static_cast<std::uint32_t>(option(options, endpoints)), static_cast<Errors>(option(options, errors)),
-                  static_cast<Pull>(option(options, pull)), static_cast<std::uint32_t>(option(options, window))},
+                  static_cast<Pull>(option(options, pull)), static_cast<std::uint32_t>(option(options, window)), 0},
         own_allocation_(option(options, allocation) != 0),
         ucp_(std::make_shared<UcpContext>(library(), settings_.errors)) {}
   ~UcxContext() override { LaneContext::close(); }  // the peers' threads use what is destroyed next
@@ -58,6 +58,11 @@ class UcxContext final : public LaneContext {
     const Region region = LaneContext::register_memory(address, bytes, kind);
     ucp_->map(address, bytes);
     return region;
+  }
+
+  std::string listen(const std::string& address, std::uint16_t port) override {
+    settings_.data_port = port;
+    return LaneContext::listen(address, port);
   }
 
   // The variables of UCX, which it obeys, are part of what was measured.
@@ -98,7 +103,7 @@ class UcxContext final : public LaneContext {
     return std::make_shared<UcxPeer>(events, id, std::move(lanes), ucp_, settings_);
   }
 
-  const Settings settings_;
+  Settings settings_;
   const bool own_allocation_;
   const std::shared_ptr<UcpContext> ucp_;
 };

@@ -13,6 +13,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "backend/error.h"
 #include "backend/lane_peer.h"
@@ -41,17 +42,46 @@ std::string interface_of_device(const fs::path& device) {
   return {};
 }
 
-std::optional<sockaddr_storage> address_of(const std::string& interface) {
+using Interfaces = std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)>;
+
+// A list, one entry for each address; empty when the kernel does not tell.
+Interfaces interfaces() {
   ifaddrs* all = nullptr;
-  if (interface.empty() || ::getifaddrs(&all) != 0) return std::nullopt;
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(all, ::freeifaddrs);
-  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next)
+  return {::getifaddrs(&all) == 0 ? all : nullptr, ::freeifaddrs};
+}
+
+std::optional<sockaddr_storage> address_of(const std::string& interface) {
+  const Interfaces all = interfaces();
+  for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next)
     if (interface == one->ifa_name && one->ifa_addr != nullptr && one->ifa_addr->sa_family == AF_INET) {
       sockaddr_storage found{};
       std::memcpy(&found, one->ifa_addr, sizeof(sockaddr_in));
       return found;
     }
   return std::nullopt;
+}
+
+// The interface that has this IPv6 address; nothing when none has.
+std::string interface_with(const in6_addr& address) {
+  const Interfaces all = interfaces();
+  for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next)
+    if (one->ifa_addr != nullptr && one->ifa_addr->sa_family == AF_INET6 &&
+        IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6*>(one->ifa_addr)->sin6_addr, &address))
+      return one->ifa_name;
+  return {};
+}
+
+// A socket of IPv6 that speaks IPv4 names its addresses as ::ffff:a.b.c.d, by which UCX knows no interface.
+sockaddr_storage plain(const sockaddr_storage& address) {
+  const auto& six = reinterpret_cast<const sockaddr_in6&>(address);
+  if (address.ss_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&six.sin6_addr)) return address;
+  sockaddr_in four{};
+  four.sin_family = AF_INET;
+  four.sin_port = six.sin6_port;
+  std::memcpy(&four.sin_addr, six.sin6_addr.s6_addr + 12, sizeof four.sin_addr);
+  sockaddr_storage storage{};
+  std::memcpy(&storage, &four, sizeof four);
+  return storage;
 }
 
 // UCX_NET_DEVICES: names of devices (mlx5_0) or of their ports (mlx5_0:1); after ^ those that are not to be used.
@@ -78,6 +108,17 @@ std::optional<sockaddr_storage> rdma_address() {
 }
 
 }  // namespace
+
+void require_family_of_tcp(const sockaddr_storage& lane) {
+  if (lane.ss_family != AF_INET6) return;
+  const char* order = std::getenv("UCX_TCP_AF_PRIO");
+  if (order != nullptr && std::string_view(order).starts_with("inet6")) return;
+  const std::string interface = interface_with(reinterpret_cast<const sockaddr_in6&>(lane).sin6_addr);
+  if (!address_of(interface)) return;
+  throw Error(Fault::unavailable, "the peer is reached by IPv6, and of " + interface +
+                                      ", which has both, UCX takes the IPv4 address: set UCX_TCP_AF_PRIO=inet6,inet "
+                                      "on both sides, or name the peer by its IPv4 address");
+}
 
 sockaddr_storage Answer::choose_host(const sockaddr_storage& lane, bool rdma) {
   if (!rdma || !is_loopback(lane)) return lane;
@@ -111,14 +152,14 @@ sockaddr_storage self_of(int fd) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
   ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
-  return address;
+  return plain(address);
 }
 
 sockaddr_storage peer_of(int fd) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
   ::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length);
-  return address;
+  return plain(address);
 }
 
 std::uint64_t random_id() {

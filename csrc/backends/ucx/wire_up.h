@@ -42,8 +42,11 @@ struct EndpointAddress {
 };
 static_assert(sizeof(EndpointAddress) == 16);
 
+// Where UCX speaks TCP. Of an interface with both it takes one address only, the IPv4 one unless UCX_TCP_AF_PRIO says
+// otherwise, and it ends the process when a connection comes by the other. Throws Error(unavailable) before that.
+void require_family_of_tcp(const sockaddr_storage& lane);
 sockaddr_storage with_port(const sockaddr_storage& host, std::uint16_t port);
-sockaddr_storage self_of(int fd);
+sockaddr_storage self_of(int fd);  // both as plain IPv4 where they are that
 sockaddr_storage peer_of(int fd);
 std::uint64_t random_id();
 inline constexpr char ready_byte = 1;  // that each side says once it needs no more connections, the listener last
