@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvxfer import _native
+
 from .processes import LAYERS, Place
 from .test_runs import check
 
@@ -40,7 +42,7 @@ def check_pipeline(row: dict[str, Any], cuts: list[str]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("backend", ["tcp", "shm", "cma", "null"])
+@pytest.mark.parametrize("backend", [name for name, _ in _native.backends() if _native.present(name)])
 def test_both_ways_of_every_backend(place: Place, backend: str) -> None:
     arguments = ["--pipeline", "1,2x40", "--compute", f"timed:{LAYER_MS}", "--backend", backend, "--op", "both"]
     rows = check(place.measure(*arguments))
