@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,6 +61,10 @@ def command(
             "held; or real layers, in torch",
         ),
     ] = "timed",
+    measure_prefill: Annotated[
+        bool,
+        typer.Option("--measure-prefill", help="time the prefill here: the model's layers at true widths, in torch"),
+    ] = False,
     device: Annotated[
         str, typer.Option(metavar="cpu", help="where the caches lie (GPU memory comes in a later version)")
     ] = "cpu",
@@ -120,6 +125,8 @@ def command(
     from kvxfer.measure.request import Effort
     from kvxfer.measure.run import Request
 
+    if measure_prefill:
+        _require_layers(asked)
     pipelining = _pipelining(asked, pipeline, compute, int(alike["inflight"]))
     backends = choose_backends(backend)
     if fit and all(name in MEASURES_NOTHING for name in backends):
@@ -138,7 +145,7 @@ def command(
         leave_out=backend.strip().lower() == ALL,
         pipelining=pipelining,
     )
-    return _run(request, seconds if fit else None, peer, key, server_key, json, quiet)
+    return _run(request, measure_prefill, seconds if fit else None, peer, key, server_key, json, quiet)
 
 
 def _rows(
@@ -171,7 +178,6 @@ def _pipelining(asked: Asked, pipeline: str, compute: str, inflight: int) -> Pip
     """What --pipeline and --compute ask for; a layer's compute is, unless given, its share of the assumed prefill."""
     from kvxfer.cost.measured import ASSUMED_COMPUTE
     from kvxfer.cost.ratio import ratio_rows
-    from kvxfer.measure.prefill import NO_TORCH, widths_of
     from kvxfer.measure.request import Pipelining
     from kvxfer.pipelining import parse_compute, parse_pipeline
 
@@ -183,9 +189,7 @@ def _pipelining(asked: Asked, pipeline: str, compute: str, inflight: int) -> Pip
     if inflight > 1:
         raise UsageError("--pipeline measures one request at a time; leave out --inflight")
     if kind == "layers":
-        widths_of(asked.shape)  # refuses what cannot be computed
-        if importlib.util.find_spec("torch") is None:
-            raise UnavailableError(NO_TORCH)
+        _require_layers(asked)
         return Pipelining(cuts, kind, {}, "")
     if layer_ms is not None:
         return Pipelining(cuts, kind, {tokens: round(layer_ms * 1e6) for tokens in asked.tokens}, "--compute")
@@ -201,6 +205,18 @@ def _pipelining(asked: Asked, pipeline: str, compute: str, inflight: int) -> Pip
         {tokens: round(row["prefill_ms"] * 1e6 / layers) for tokens, row in prefill.items()},
         f"{ASSUMED_COMPUTE} ({rows[-1]['basis']})",
     )
+
+
+def _require_layers(asked: Asked) -> None:
+    """Raises UsageError when the model's layers cannot be computed here, UnavailableError when there is no torch."""
+    from kvxfer.measure.layers import NO_TORCH, WITHOUT
+    from kvxfer.model.widths import shares
+
+    computed = len(shares(asked.shape, asked.prefill.tp)[0].order)
+    if computed != (moved := len(asked.spec(asked.dtypes[0]).kinds)):
+        raise UsageError(f"{computed} layers are computed and the cache of {moved} is moved; {WITHOUT}")
+    if importlib.util.find_spec("torch") is None:
+        raise UnavailableError(NO_TORCH)
 
 
 def _backend_options(texts: list[str], backends: list[str]) -> dict[str, dict[str, int]]:
@@ -230,6 +246,7 @@ def _backend_options(texts: list[str], backends: list[str]) -> dict[str, dict[st
 
 def _run(
     request: Request,
+    with_prefill: bool,
     fit_seconds: float | None,
     peer: str | None,
     key: Path | None,
@@ -247,9 +264,19 @@ def _run(
     outcome = Outcome()
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(Progress(not quiet and sys.stderr.isatty()))
+        if with_prefill:  # before there is another side, which would hear nothing meanwhile
+            request = _with_prefill(request, progress.step)
         session, peer_host = stack.enter_context(_session(peer, key, server_key))
         document = _measured(session, peer_host, request, fit_seconds, outcome, progress.step)
     return _tell(document, outcome, json, quiet)
+
+
+def _with_prefill(request: Request, say: Callable[[str], None]) -> Request:
+    """The request with the prefill of its prompts, measured here."""
+    from kvxfer.measure.prefill import measure_prefill
+
+    lengths = list(dict.fromkeys(row.tokens for row in request.rows))
+    return replace(request, prefill=measure_prefill(request.rows[0].shape, lengths, request.assumptions, say))
 
 
 def _measured(

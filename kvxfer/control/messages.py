@@ -12,6 +12,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from kvxfer.model.widths import Widths
+
 PROTOCOL = 1
 """Raised when a message changes so that an older side would misread it; both sides must have the same."""
 
@@ -187,24 +189,29 @@ class Ran(Message, frozen=True):
     steal_ns: int
 
 
-class BuildLayer(Message, frozen=True):
-    """Build a layer of these widths for prompts of so many tokens, and time it. Answered by LayerBuilt."""
+class BuildLayers(Message, frozen=True):
+    """Build layers for prompts of so many tokens, and time them. Answered by LayersBuilt.
 
-    widths: tuple[int, int, int, int, int, int]  # the fields of a kvxfer.measure.prefill.Widths, in order
+    Those of the first share that there is memory for: each is one layer of each kind.
+    """
+
+    shares: list[list[Widths]]
     tokens: int
 
 
-class LayerBuilt(Message, frozen=True):
-    samples_ns: list[int]  # of the layer over the whole prompt
-    peak_flop_s: float | None  # None on a GPU
+class LayersBuilt(Message, frozen=True):
+    share: int  # which was built
+    samples_ns: list[list[int]]  # of each kind of layer over the whole prompt
+    peak_flop_s: float
     how: str
+    on_gpu: bool
 
 
 class Pipeline(Message, frozen=True):
     """Move `count` requests of a plan set whose segments leave as they are computed. Answered by Pipelined.
 
     Every chunk of the prompt has a layer take its `layer_ns`, one layer after another, chunk after chunk; or with
-    `layers` what the layer that was built takes for its `chunk_tokens`.
+    `layers` what the layers that were built take for its `chunk_tokens`, those of the kinds in `order`.
     """
 
     plan_set: int
@@ -217,6 +224,7 @@ class Pipeline(Message, frozen=True):
     compute: Literal["timed", "spin", "layers"]
     layer_ns: list[int]  # of each chunk
     chunk_tokens: list[int]
+    order: list[int]  # of each layer, with `layers`
     check: bool
     stall_ns: int  # give up when nothing moves and nothing is computed for so long
     seed: int = 0
@@ -276,13 +284,13 @@ WorkerCommand = (
     | Fill
     | Verify
     | Run
-    | BuildLayer
+    | BuildLayers
     | Pipeline
     | Copy
     | Describe
     | Ping
 )
-WorkerAnswer = Opened | Done | Keys | Prepared | Verified | Ran | LayerBuilt | Pipelined | Copied | Described
+WorkerAnswer = Opened | Done | Keys | Prepared | Verified | Ran | LayersBuilt | Pipelined | Copied | Described
 
 
 class Command(Message, frozen=True):

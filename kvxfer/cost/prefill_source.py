@@ -1,4 +1,4 @@
-"""Where the time of a prefill comes from: arithmetic that is assumed, or what the user measured. Always named.
+"""Where the time of a prefill comes from, always named: assumed arithmetic, the user's measurement, or layers computed.
 
 Every source answers one question, how long the tokens from `start` to `end` of a prompt take when the earlier ones are
 in the cache. A whole prompt is 0 … N, one with a prefix-cache hit h·N … N, and a chunk of it k·C … (k+1)·C.
@@ -6,7 +6,7 @@ in the cache. A whole prompt is 0 … N, one with a prefix-cache hit h·N … N,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,9 +18,12 @@ from kvxfer.model.shape import ModelShape
 GIVEN = "given"
 """The basis of what the user measured."""
 
+LAYERS = "layers"
+"""The basis of real layers that were computed here."""
+
 
 class PrefillSource(Protocol):
-    """`basis` names it in tables: seed, full or given."""
+    """`basis` names it in tables: seed, full, given or layers."""
 
     @property
     def basis(self) -> str: ...
@@ -115,6 +118,27 @@ class PrefillTimes:
                 "ask for lengths within, or say --prefill-extrapolate"
             )
         return on_the_line([(0, 0.0), *self.points], tokens)
+
+
+@dataclass(frozen=True)
+class PrefillHere:
+    """Real layers, computed here over prompts of just these lengths: ms by tokens, less what the prefix cache holds."""
+
+    prompt_ms: Mapping[int, float]
+    source: str
+    basis: str = LAYERS
+
+    def named(self) -> str:
+        return f"measured here: {self.source}"
+
+    def covers(self, tokens: float) -> bool:
+        return tokens in self.prompt_ms
+
+    def between_ms(self, start: float, end: float) -> float:
+        """Of what was computed of a prompt that ends there; where that began it is not asked."""
+        if int(end) not in self.prompt_ms:
+            raise UsageError(f"the prefill of {end:,.6g} tokens was not measured here; name them with --tokens")
+        return self.prompt_ms[int(end)]
 
 
 def prefill_sources(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from math import gcd
 from typing import Literal
@@ -20,9 +20,9 @@ from kvxfer.control import messages as m
 from kvxfer.errors import WrongBytesError
 from kvxfer.measure.endpoint import reachable
 from kvxfer.measure.libraries import at_decode, warning_of
-from kvxfer.measure.prefill import Widths
 from kvxfer.measure.request import ComputeKind, Effort, Row
 from kvxfer.measure.session import Session
+from kvxfer.model.widths import Share
 
 PHASES = ("library", "context", "allocate", "register", "connect", "exchange", "prepare", "first", "other")
 CONNECT_NS = 10_000_000_000
@@ -149,8 +149,11 @@ class Pair:
         layer_ns: list[int],
         compute: ComputeKind = "timed",
         sends: Literal["all", "first", "none"] = "all",
+        order: Sequence[int] = (),
     ) -> m.Pipelined:
         """Move a request whose sends leave as they are computed; `layer_ns` is each chunk's compute of one layer.
+
+        `order` has the kind of each layer, of those that were built.
 
         Raises WrongBytesError when an epoch word did not arrive.
         """
@@ -165,6 +168,7 @@ class Pair:
             compute=compute,
             layer_ns=layer_ns,
             chunk_tokens=chunk_lengths(self.row.tokens, cut.chunk_tokens),
+            order=list(order),
             check=self._verifies and sends == "all",
             stall_ns=STALL_NS + SLOWEST * self.row.layers * sum(layer_ns),
             seed=self.row.seed,
@@ -174,10 +178,10 @@ class Pair:
         self._require_epochs(decode.wrong_epochs, 1)
         return prefill
 
-    def build_layer(self, widths: Widths) -> m.LayerBuilt:
-        """A layer of the model at prefill, for compute `layers`."""
-        command = m.BuildLayer(astuple(widths), self.row.tokens)
-        return self._session.prefill(self._number, command, m.LayerBuilt)
+    def build_layers(self, candidates: Sequence[Share]) -> m.LayersBuilt:
+        """A layer of each kind at prefill, for compute `layers`, of the first share that there is memory for."""
+        command = m.BuildLayers([list(share.kinds) for share in candidates], self.row.tokens)
+        return self._session.prefill(self._number, command, m.LayersBuilt)
 
     def _plan_set(self, chunk_tokens: int | None) -> int:
         """The plans that are cut into chunks of so many tokens, prepared when they are asked for first."""

@@ -15,15 +15,20 @@ from kvxfer.cache.sends import Cut, chunk_lengths
 from kvxfer.control.messages import Pipelined
 from kvxfer.cost.pipeline import Link, Ready, best_layers, break_even_tokens, exposed_ns, fit_link
 from kvxfer.errors import UnavailableError
+from kvxfer.measure.layers import LayerTimes
 from kvxfer.measure.pair import Pair
-from kvxfer.measure.prefill import LONGEST_REQUEST_S, widths_of
+from kvxfer.measure.prefill import Computed
 from kvxfer.measure.request import Effort, Pipelining
+from kvxfer.model.widths import shares
 from kvxfer.result import statistics
 
 Times = npt.NDArray[np.int64]
 
 FEWEST_ROUNDS = 3
 """However little time there is: of fewer, one slow request could be the median."""
+
+LONGEST_REQUEST_S = 20.0
+"""The most that all real layers of a prompt may take: a row computes it some dozen times."""
 
 TIE = 0.01
 """Cuts whose totals differ by less than this fraction are the same, if too few samples give an interval."""
@@ -62,6 +67,7 @@ class PipelineRun:
         self._layers = pair.row.layers
         self._layer_ns = asked.layer_ns.get(self._tokens, 0)
         self._source = asked.source
+        self._order: tuple[int, ...] = ()  # the kind of each layer, where real ones are computed
         self._built: dict[str, Any] = {}
         self._series = [Series(cut) for cut in self._cuts()]
         self._compute_ns: dict[int | None, list[int]] = {series.cut.chunk_tokens: [] for series in self._series}
@@ -70,8 +76,8 @@ class PipelineRun:
     def run(self, say: Callable[[str], None]) -> dict[str, Any]:
         """Every cut once, verified; then rounds of all of them. Returns the row's `pipeline`."""
         if self._asked.compute == "layers":
-            say(f"{self._pair.row.id}: pipelining, building a layer")
-            self._build_layer()
+            say(f"{self._pair.row.id}: pipelining, building layers")
+            self._build_layers()
         for series in self._series:
             say(f"{self._pair.row.id}: pipelining, verifying {series.cut}")
             self._pair.run_verified(partial(self._pipelined, series.cut))
@@ -86,26 +92,22 @@ class PipelineRun:
         self._pair.run_verified(lambda: self._pipelined(self._series[-1].cut))
         return self._record()
 
-    def _build_layer(self) -> None:
+    def _build_layers(self) -> None:
         """Raises UnavailableError when a prompt would take too long."""
-        widths = widths_of(self._pair.row.shape)
-        built = self._pair.build_layer(widths)
-        self._layer_ns = statistics.median(built.samples_ns)
-        seconds = self._layer_ns * self._layers / 1e9
-        if seconds > LONGEST_REQUEST_S:
+        row = self._pair.row
+        candidates = shares(row.shape, row.prefill.tp)
+        built = self._pair.build_layers(candidates)
+        times = LayerTimes(built.samples_ns, built.peak_flop_s, built.how, built.on_gpu)
+        computed = Computed(row.shape, candidates[built.share], times, self._tokens)
+        if computed.total_ns > LONGEST_REQUEST_S * 1e9:
             raise UnavailableError(
-                f"{self._layers} layers take {seconds:.0f} s for {self._tokens} tokens in {built.how}, and at most "
-                f"{LONGEST_REQUEST_S:.0f} s is measured; lower --tokens, or give --compute timed or spin"
+                f"{self._layers} layers take {computed.total_ns / 1e9:.0f} s for {self._tokens} tokens in {built.how}, "
+                f"and at most {LONGEST_REQUEST_S:.0f} s is measured; lower --tokens, or give --compute timed or spin"
             )
-        self._source = f"{built.how}, a real layer of random weights; of a CPU it says nothing of a GPU's time"
-        self._built = {
-            "how": built.how,
-            "layer_samples_ns": built.samples_ns,
-            "flop": widths.flop(self._tokens),
-        }
-        if built.peak_flop_s is not None:
-            self._built["peak_flop_s"] = built.peak_flop_s
-            self._built["mfu"] = widths.flop(self._tokens) / (self._layer_ns / 1e9) / built.peak_flop_s
+        self._order = computed.share.order
+        self._layer_ns = computed.total_ns // self._layers
+        self._source = computed.source
+        self._built = computed.as_record()
 
     def _cuts(self) -> list[Cut]:
         """Those asked for, as far as they differ for this prompt, and serial."""
@@ -136,12 +138,12 @@ class PipelineRun:
         series.alone_ns.append(_first(self._pair.pipelined(series.cut, nothing).total_ns))
 
     def _pipelined(self, cut: Cut) -> Pipelined:
-        return self._pair.pipelined(cut, self._chunk_ns(cut), self._asked.compute)
+        return self._pair.pipelined(cut, self._chunk_ns(cut), self._asked.compute, order=self._order)
 
     def _compute_alone(self, chunk_tokens: int | None) -> None:
         """In the chunks of a cut: what chunks cost or gain is not the transfer's doing."""
         cut = Cut(self._layers, chunk_tokens)
-        run = self._pair.pipelined(cut, self._chunk_ns(cut), self._asked.compute, "none")
+        run = self._pair.pipelined(cut, self._chunk_ns(cut), self._asked.compute, "none", self._order)
         self._compute_ns[chunk_tokens].append(_first(run.compute_ns))
 
     def _one_layer_alone(self) -> None:

@@ -20,6 +20,7 @@ from kvxfer.cost.measured import measured_rows
 from kvxfer.cost.ratio import ratio_notices, ratio_rows
 from kvxfer.errors import ExitStatus, KvxferError, PeerLostError, UnavailableError
 from kvxfer.measure.hosts import Hosts, scope_of_all
+from kvxfer.measure.prefill import Computed, prefill_here
 from kvxfer.measure.request import Effort, Pipelining, Row
 from kvxfer.measure.row import RowRun, Say, failed
 from kvxfer.measure.session import Session
@@ -49,6 +50,7 @@ class Request:
     notices: Sequence[str] = ()  # of the model and its cache
     leave_out: bool = False  # rows whose backend cannot or may not reach the peer, rather than fail
     pipelining: Pipelining | None = None  # to be measured of every row too
+    prefill: Sequence[Computed] = ()  # measured of each prompt length
 
 
 @dataclass
@@ -215,6 +217,7 @@ def result(request: Request, hosts: Hosts, outcome: Outcome) -> dict[str, Any]:
             assumptions,
             measured,
             {tokens: row.wire for tokens, row in prompts.items()} if assumptions.parallel else None,
+            prefill_here(request.prefill) if request.prefill else None,
         )
     ]
     return {
@@ -231,6 +234,7 @@ def result(request: Request, hosts: Hosts, outcome: Outcome) -> dict[str, Any]:
         "results": rows,
         "references": outcome.references,
         "cost_model": outcome.cost_model,
+        **({"prefill": [one.as_prefill() for one in request.prefill]} if request.prefill else {}),
         "ratio": ratio,
         "verdict": None,
         "notices": _notices(request, hosts, outcome),

@@ -28,7 +28,8 @@ from kvxfer.control import messages as m
 from kvxfer.control.pipe import Pipe, PipeClosedError
 from kvxfer.errors import ExitStatus, KvxferError, UsageError
 from kvxfer.measure.host import CpuMeter, usable_bytes
-from kvxfer.measure.prefill import Layer, Widths, computing
+from kvxfer.measure.layers import Layers
+from kvxfer.measure.prefill import computing
 
 if TYPE_CHECKING:
     from kvxfer import _native
@@ -61,13 +62,14 @@ class Worker:
             m.Fill: self.fill,
             m.Verify: self.verify,
             m.Run: self.run,
-            m.BuildLayer: self.build_layer,
+            m.BuildLayers: self.build_layers,
             m.Pipeline: self.pipeline,
             m.Copy: self.copy,
             m.Describe: self.describe,
             m.Ping: self.ping,
         }
         self._done: set[type[m.Message]] = set()
+        self.kinds = 0  # of layers that were built
         self._bulk: list[_native.LoopRequest] = []
         self._sets: dict[int, PlanSet] = {}
 
@@ -276,12 +278,13 @@ class Worker:
             cpu_ns=meter.read()[0],
         )
 
-    def build_layer(self, command: m.BuildLayer) -> m.LayerBuilt:
+    def build_layers(self, command: m.BuildLayers) -> m.LayersBuilt:
         if not self.prefill:
             raise UsageError("only the prefill side computes")
-        self.layer = Layer(Widths(*command.widths), command.tokens, usable_bytes())
-        times = self.layer.measure()
-        return m.LayerBuilt(times.samples_ns, times.peak_flop_s, times.how)
+        self.layers = Layers(command.shares, command.tokens, usable_bytes())
+        self.kinds = len(command.shares[self.layers.chosen])
+        times = self.layers.measure(command.tokens)
+        return m.LayersBuilt(self.layers.chosen, times.samples_ns, times.peak_flop_s, times.how, times.on_gpu)
 
     @contextlib.contextmanager
     def _compute(self, command: m.Pipeline) -> Iterator[_native.Compute | None]:
@@ -289,7 +292,9 @@ class Worker:
         if not self.prefill:
             yield None
         elif command.compute == "layers":
-            with computing(self.layer, command.layers, command.chunk_tokens) as external:
+            if len(command.order) != command.layers or not all(0 <= kind < self.kinds for kind in command.order):
+                raise UsageError("compute of layers that were not built")
+            with computing(self.layers, command.order, command.chunk_tokens) as external:
                 yield external
         else:
             kind = self.native.TimedCompute if command.compute == "timed" else self.native.SpinCompute

@@ -95,6 +95,8 @@ def shape_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
         layer_kinds=reading.kinds,
         naive_head_dim=reading.naive_head_dim,
         mtp_kinds=(reading.mtp,) * _mtp_layers(fields) if reading.mtp else (),
+        mlps=parameters.mlps if parameters else (),
+        query_rank=fields.count("q_lora_rank"),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from kvxfer.errors import UsageError
 from kvxfer.model.config import read_config
 from kvxfer.model.layers import ChunkedAttention, FullAttention, Latent, LayerKind, SlidingWindow, gated_delta_state
+from kvxfer.model.mlp import Mlp
 from kvxfer.model.shape import ModelShape
 from kvxfer.wording import did_you_mean, quoted, quoted_path
 
@@ -95,6 +96,8 @@ def _shape(name: str) -> ModelShape:
         layer_kinds=kinds,
         naive_head_dim=preset["head_dim"],
         mtp_kinds=(_kind(preset["kinds"][preset["mtp"]]),) if "mtp" in preset else (),
+        mlps=tuple(mlp for count, *widths in preset["mlps"] for mlp in (Mlp(*widths),) * count),
+        query_rank=preset.get("query_rank", 0),
     )
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import DType
 from kvxfer.model.layers import FullAttention, Latent, LayerKind
+from kvxfer.model.mlp import Mlp
 
 MTP_LEFT_OUT = "its layers of multi-token prediction are left out; --with-mtp counts them"
 """How the notice ends that a model has while with_mtp() has not been called."""
@@ -29,6 +30,8 @@ class ModelShape:
     in a mixture of experts, more where layers share weights, which count each time they work. params_embedding counts
     the input embedding table plus the output head (once if tied): the tables that do no work per prompt token in
     prefill, since the first is a lookup and the second runs for the last token only. Both other counts include them.
+    mlps are those of the layers in order, none where they are not all known; query_rank is the latent that MLA's
+    queries are made of (0: there is none).
     notices are sentences a reader of any figure of this model should see.
     """
 
@@ -48,6 +51,8 @@ class ModelShape:
     naive_head_dim: int | None = None
     mtp_kinds: tuple[LayerKind, ...] = ()
     mtp_layers: int = 0
+    mlps: tuple[Mlp, ...] = ()
+    query_rank: int = 0
 
     def __post_init__(self) -> None:
         if not self.layer_kinds:

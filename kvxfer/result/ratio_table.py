@@ -25,12 +25,12 @@ SHARE = "(%) is the transfer's share of that row's prefill."
 MEASURED = (
     "steady: median of the later transfers.",
     "cold: from start to the first confirmed transfer, median of the fresh starts.",
-    "(%) is the share of that row's prefill, which is assumed as above.",
 )
 PREDICTED = (
     "from – to: with α, γ and β all at the same ends of their 95 % intervals.",
     "held out: the model's median error on requests that it was not fitted on.",
 )
+ITS_SHARE = "(%) is the share of that row's prefill, "
 
 
 def render_ratio(rows: Sequence[Row], assumptions: Mapping[str, Any], console: Console) -> None:
@@ -41,7 +41,7 @@ def render_ratio(rows: Sequence[Row], assumptions: Mapping[str, Any], console: C
         groups.setdefault((row["model"], row["dtype"]), []).append(row)
     for (model, dtype), group in groups.items():
         cache = f"{plain(model)}, {plain(dtype)} KV cache"
-        prefill = "prefill" if _given(group) else "assumed prefill"
+        prefill = "prefill" if _told(group) else "assumed prefill"
         _print_line_rates(f"{cache}: ASSUMED line rates against {prefill}", group, console)
         _print_measured(f"{cache}: MEASURED transfer against {prefill}", group, console)
         _print_predicted(f"{cache}: PREDICTED transfer by a fitted cost model against {prefill}", group, console)
@@ -98,7 +98,7 @@ def _print_line_rates(title: str, rows: Sequence[Row], console: Console) -> None
         Column("tokens", [f"{row['tokens']:,}" for row in rows]),
         Column("KV moved\nGB\n(busiest)" if per_rank else "KV moved\nGB", sizes),
         Column("basis", [row["basis"] for row in rows], words=True),
-        Column("prefill\nms" if _given(rows) else "prefill\nassumed\nms", [_number(row["prefill_ms"]) for row in rows]),
+        Column("prefill\nms" if _told(rows) else "prefill\nassumed\nms", [_number(row["prefill_ms"]) for row in rows]),
     ]
     links = [
         Column(
@@ -109,13 +109,14 @@ def _print_line_rates(title: str, rows: Sequence[Row], console: Console) -> None
     ]
     hits = "prefill_tokens" in rows[0]
     notes = [SEED_AFTER_HITS, FULL_AFTER_HITS] if hits else [SEED, FULL]
-    notes += [f"{plain(source)}." for source in _given(rows)] + [SHARE]
+    notes += [f"{plain(source)}." for source in _told(rows)] + [SHARE]
     print_table(title, keys, links, console, [PER_RANK, *notes] if per_rank else notes)
 
 
-def _given(rows: Sequence[Row]) -> list[str]:
-    """What the user measured of prefill, in words; nothing where all of it is assumed."""
-    return list(dict.fromkeys(row["prefill_source"] for row in rows if row["basis"] == "given"))[:1]
+def _told(rows: Sequence[Row]) -> list[str]:
+    """What was measured of prefill, by the user or here, in words; nothing where all of it is assumed."""
+    measured = {row["basis"]: row["prefill_source"] for row in reversed(rows) if row["basis"] in ("given", "layers")}
+    return [source if basis == "given" else f"{basis}: {source}" for basis, source in measured.items()]
 
 
 def _print_measured(title: str, rows: Sequence[Row], console: Console) -> None:
@@ -138,7 +139,8 @@ def _print_measured(title: str, rows: Sequence[Row], console: Console) -> None:
         *ranks,
         Column("scope", [_scope(entry) for _, entry in lines], words=True, share=3),
     ]
-    print_table(title, keys, columns, console, MEASURED)
+    source = "as above." if _told(rows) else "which is assumed as above."
+    print_table(title, keys, columns, console, [*MEASURED, ITS_SHARE + source])
 
 
 def _print_predicted(title: str, rows: Sequence[Row], console: Console) -> None:

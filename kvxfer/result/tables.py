@@ -100,6 +100,10 @@ def render(result: dict[str, Any], console: Console) -> None:
     _print_references(measured, result["references"], keys, scope, console)
     _print_pipelines(measured, keys, scope, console)
     render_cost_models(result["cost_model"], scope, console)
+    if result.get("prefill"):
+        from kvxfer.result.prefill_table import render_prefill
+
+        render_prefill(result["prefill"], console)
     _print_errors([row for row in rows if row["status"] == "error"], keys, console)
     if result["ratio"]:
         from kvxfer.result.ratio_table import render_ratio
@@ -153,8 +157,13 @@ def _found(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _share_of_prefill(ratio: Sequence[Row], row: str) -> list[str]:
-    """`68 % of an assumed prefill`, by the last basis that there is, `full` before `seed`."""
-    beside = [(entry["basis"], one) for entry in ratio for one in entry["measured"] if one["of"] == row]
+    """`68 % of an assumed prefill`, by the last basis that is assumed, `full` before `seed`."""
+    beside = [
+        (entry["basis"], one)
+        for entry in ratio
+        for one in entry["measured"]
+        if one["of"] == row and entry["basis"] in ("seed", "full")
+    ]
     if not beside or beside[-1][1]["percent"] is None:
         return []
     basis, measured = beside[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -40,7 +41,7 @@ TEXTS = {
     "Described.details": "written into the result",
     "Described.lanes": "shown and written into the result",
     "Hello.version": "shown",
-    "LayerBuilt.how": "shown and written into the result",
+    "LayersBuilt.how": "shown and written into the result",
     "Open.address": "where the data port listens; a server puts its own in its place",
     "Open.backend": "looked up in the registry",
     "Open.options": "numbers by name; a backend refuses those it does not know",
@@ -100,7 +101,7 @@ def test_only_our_own_modules_are_started() -> None:
 
 def texts(kind: Any, name: str) -> Iterator[str]:
     """Names of the fields below `kind` that hold text."""
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+    if isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or is_dataclass(kind)):
         for field, inner in get_type_hints(kind).items():
             yield from texts(inner, f"{kind.__name__}.{field}")
     elif kind is str or any(isinstance(one, str) for one in get_args(kind)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvxfer.control import messages as m
+from kvxfer.model.widths import Widths
 
 COMMANDS: tuple[m.WorkerCommand, ...] = (
     m.Open("tcp", bytes(range(32)), {"connections": 2}, "127.0.0.1", 0),
@@ -15,8 +16,8 @@ COMMANDS: tuple[m.WorkerCommand, ...] = (
     m.Fill(7, poison=True),
     m.Verify(7, 0, 3, 1),
     m.Run("push", 1, 8, 1, True, False, 10**10, 7),
-    m.BuildLayer((64, 4, 2, 16, 16, 128), 32),
-    m.Pipeline(0, "push", 9, 2, 3, 1, "all", "timed", [1000], [64], True, 10**10, 7),
+    m.BuildLayers([[Widths(64, 4, 2, 16, 16, 128), Widths(64, 4, 4, 16, 16, rank=8, rope=4)]], 32),
+    m.Pipeline(0, "push", 9, 2, 3, 1, "all", "timed", [1000], [64], [0, 1], True, 10**10, 7),
     m.Copy(1 << 30, 10**9),
     m.Describe(),
     m.Ping(),

@@ -34,7 +34,7 @@ ANSWERS: tuple[m.WorkerAnswer, ...] = (
     m.Prepared([4, 4], 65536),
     m.Verified(65536, 0, ""),
     m.Ran(bytes(16), bytes(16), bytes(16), 1, 0, 1, 1, 1, 1, 0),
-    m.LayerBuilt([1000, 1001], 1e11, "float32 on 2 CPU threads"),
+    m.LayersBuilt(0, [[1000, 1001], [900, 950]], 1e11, "float32 on 2 CPU threads", False),
     m.Pipelined(bytes(16), bytes(16), bytes(48), bytes(48), [1, 2, 3], [4096, 4096, 4096], 0, 1),
     m.Copied(65536, 4, bytes(8)),
     m.Described(["tcp/lo", "tcp/lo"]),

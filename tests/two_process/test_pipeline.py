@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,27 @@ from kvxfer import _native
 
 from .processes import LAYERS, Place
 from .test_runs import check
+
+TINY_DEEPSEEK = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "first_k_dense_replace": 1,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "kv_lora_rank": 16,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_attention_heads": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "vocab_size": 128,
+}
 
 LAYER_MS = 3
 NS = 1_000_000
@@ -70,14 +93,52 @@ def test_a_sweep_with_a_core_held(place: Place) -> None:
     assert found["compute"]["kind"] == "spin"
 
 
-def test_real_layers(place: Place) -> None:
+def test_real_layers_and_a_prefill_of_them_beside(place: Place) -> None:
     pytest.importorskip("torch")
-    (row,) = check(place.measure("--pipeline", "1x32", "--compute", "layers"))
+    result = place.measure("--pipeline", "1x32", "--compute", "layers", "--measure-prefill")
+    (row,) = check(result)
     compute = row["pipeline"]["compute"]
-    assert (compute["kind"], compute["layers"]) == ("layers", LAYERS)
-    assert compute["layer_ns"] == round(float(np.median(compute["layer_samples_ns"])))
-    assert compute["mfu"] == pytest.approx(compute["flop"] / (compute["layer_ns"] / 1e9) / compute["peak_flop_s"])
+    assert (compute["kind"], compute["layers"], compute["devices"]) == ("layers", LAYERS, 1)
+    (kind,) = compute["kinds"]
+    assert kind["layers"] == LAYERS
+    assert compute["layer_ns"] == round(float(np.median(kind["samples_ns"])))
+    total_ns = LAYERS * compute["layer_ns"]
+    assert compute["mfu"] == pytest.approx(compute["flop"] / (total_ns / 1e9) / compute["peak_flop_s"])
     assert [cut["sends"] for cut in row["pipeline"]["cuts"]] == [3 * LAYERS, 1]
+    (prefill,) = result["prefill"]
+    assert (prefill["tokens"], prefill["computed_tokens"], prefill["flop"]) == (70, 70, compute["flop"])
+    assert prefill["least_ns"] <= prefill["total_ns"] <= prefill["most_ns"]
+    by_basis = {one["basis"]: one for one in result["ratio"]}
+    assert list(by_basis) == ["seed", "full", "layers"]
+    beside = by_basis["layers"]
+    assert beside["prefill_ms"] == prefill["total_ns"] / 1e6
+    assert beside["prefill_source"] == f"measured here: {prefill['source']}"
+    assert beside["measured"][0]["of"] == row["id"]
+
+
+def test_experts_and_latents_are_computed_too(place: Place, tmp_path: Path) -> None:
+    """A tiny DeepSeek: a dense layer, then mixtures; a rank's share of each."""
+    pytest.importorskip("torch")
+    model = tmp_path / "config.json"
+    model.write_text(json.dumps(TINY_DEEPSEEK))
+    ranks = ["--model", str(model), "--tp-prefill", "2", "--tp-decode", "2"]
+    result = place.measure(*ranks, "--pipeline", "1", "--compute", "layers", "--measure-prefill")
+    (row,) = result["results"]
+    compute, (prefill,) = row["pipeline"]["compute"], result["prefill"]
+    for found in (compute, prefill):
+        assert [(kind["layers"], kind["what"]) for kind in found["kinds"]] == [
+            (1, "MLA latent of 16 + 8; MLP of 64"),
+            (2, "MLA latent of 16 + 8; 8 experts of 32, 2 per token beside an MLP of 32"),
+        ]
+        assert found["devices"] == 2
+
+
+def test_what_cannot_be_computed_is_refused_before_anything_moves(place: Place) -> None:
+    place.bench("--model", "qwen3-next-80b-a3b", "--measure-prefill").failed(2, "cannot be computed here")
+    given = ["--kv-bytes-per-token", "4096", "--model", "deepseek-v3", "--with-mtp", "--measure-prefill"]
+    place.bench(*given).failed(2, "cannot be computed here")
+    pytest.importorskip("torch")
+    place.bench("--measure-prefill", "--tokens", "70,600").failed(2, "600 tokens are too many to compute on a CPU")
 
 
 def test_more_tokens_than_a_cpu_computes(place: Place) -> None:
@@ -141,7 +202,7 @@ def test_the_table_names_the_best(place: Place) -> None:
     [
         (["--pipeline", "4"], "give off, sweep, or layers per send from 1 to 3"),
         (["--pipeline", "1", "--compute", "gpu"], "--compute 'gpu' is not known"),
-        (["--pipeline", "1", "--compute", "layers", "--model", "deepseek-v3"], "cannot be computed here"),
+        (["--pipeline", "1", "--compute", "layers", "--model", "deepseek-v3.2"], "cannot be computed here"),
         (["--pipeline", "1", "--inflight", "2"], "--pipeline measures one request at a time"),
     ],
 )

@@ -72,10 +72,12 @@ def check_setup(row: dict[str, Any]) -> None:
 
 
 def check_ratio(result: dict[str, Any]) -> None:
-    """Both bases for every prompt length, and beside them every row that moved something, one request at a time."""
+    """Every basis for every prompt length, and beside them every row that moved something, one request at a time."""
     moved = [row for row in result["results"] if row["status"] == "ok" and row["backend"] != "null"]
     rows = {row["id"]: row for row in moved if row["inflight"] == 1}
-    assert {row["basis"] for row in result["ratio"]} == {"seed", "full"}
+    assert {row["basis"] for row in result["ratio"]} == {"seed", "full"} | (
+        {"layers"} if "prefill" in result else set()
+    )
     seen = set()
     for ratio in result["ratio"]:
         for measured in ratio["measured"]:

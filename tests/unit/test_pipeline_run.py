@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from kvxfer.cache.sends import Cut
 from kvxfer.cache.spec import CacheSpec
-from kvxfer.control.messages import LayerBuilt, Pipelined
+from kvxfer.control.messages import LayersBuilt, Pipelined
+from kvxfer.errors import UnavailableError
 from kvxfer.measure.pipeline import PipelineRun
 from kvxfer.measure.request import ComputeKind, Effort, Pipelining, Row
 from kvxfer.model.dtypes import resolve_dtype
@@ -19,25 +21,28 @@ MS = 1_000_000
 LAYER_NS = 1 * MS
 ROW = Row(CacheSpec(load_model("8b"), resolve_dtype("bf16"), 16), "tcp", "push", 64)
 COMPUTE_MS = ROW.layers
+ANY_LAYER = "full attention, 8 KV heads of 128; MLP of 14,336"
 
 
 class SteadyPair:
     """Every sample of a cut takes its time: (the sends alone, exposed behind compute), in ms."""
 
     row = ROW
-    peak_flop_s: float | None = None
 
     def __init__(self, times: dict[str, tuple[float, float]], chunk_factor: float = 1.0) -> None:
         self._times = times
         self._chunk_factor = chunk_factor  # of compute in chunks, to that of the whole prompt
 
-    def build_layer(self, _: object) -> LayerBuilt:
-        return LayerBuilt([LAYER_NS], self.peak_flop_s, "as here")
+    def build_layers(self, _: object) -> LayersBuilt:
+        return LayersBuilt(1, [[LAYER_NS]], 1e12, "as here", False)
 
     def run_verified(self, request: Callable[[], object]) -> None:
         request()
 
-    def pipelined(self, cut: Cut, layer_ns: list[int], compute: str = "timed", sends: str = "all") -> Pipelined:
+    def pipelined(
+        self, cut: Cut, layer_ns: list[int], compute: str = "timed", sends: str = "all", order: Sequence[int] = ()
+    ) -> Pipelined:
+        assert len(order) == (ROW.layers if compute == "layers" else 0)
         busy = ROW.layers * sum(layer_ns) * (self._chunk_factor if len(layer_ns) > 1 else 1.0)
         alone_ms, exposed_ms = (0.0, 0.0) if sends == "none" else (1.0, 1.0)
         if sends == "all":
@@ -82,9 +87,15 @@ def test_what_chunks_cost_is_not_the_transfer_s_doing() -> None:
     assert {cut["slowdown"] for cut in cuts.values()} == {0}
 
 
-def test_without_a_peak_there_is_no_mfu() -> None:
-    pair = SteadyPair({"1": (10, 2), "32": (10, 10)})
-    compute = measured(pair, Cut(1), compute="layers")["compute"]
-    assert (compute["layer_samples_ns"], "mfu" in compute, "peak_flop_s" in compute) == ([LAYER_NS], False, False)
-    pair.peak_flop_s = 2 * compute["flop"] / (LAYER_NS / 1e9)
-    assert measured(pair, Cut(1), compute="layers")["compute"]["mfu"] == 0.5
+def test_of_real_layers_the_share_that_was_built_is_told() -> None:
+    compute = measured(SteadyPair({"1": (10, 2), "32": (10, 10)}), Cut(1), compute="layers")["compute"]
+    assert (compute["layer_ns"], compute["devices"]) == (LAYER_NS, 2)
+    assert compute["kinds"] == [{"what": ANY_LAYER, "layers": ROW.layers, "samples_ns": [LAYER_NS]}]
+    assert compute["mfu"] == compute["flop"] / (ROW.layers * LAYER_NS / 1e9) / 1e12
+    assert compute["source"].startswith("as here, real layers of random weights, one of its kind repeated, 1/2 of each")
+
+
+def test_what_takes_too_long_as_a_whole_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvxfer.measure.pipeline.LONGEST_REQUEST_S", 1e-3)
+    with pytest.raises(UnavailableError, match="32 layers take 0 s for 64 tokens in as here"):
+        measured(SteadyPair({"1": (10, 2), "32": (10, 10)}), Cut(1), compute="layers")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kvxfer.model.fields import Fields, MissingFieldError
 from kvxfer.model.layers import FullAttention, Latent, LayerKind, NoCache, State
+from kvxfer.model.mlp import Mlp
 from kvxfer.model.parameters.architecture import Architecture
 from kvxfer.model.parameters.attention import attention, latent_attention
 from kvxfer.model.parameters.model_types import ARCHITECTURES
@@ -24,11 +25,13 @@ class Parameters:
 
     In a mixture of experts fewer work on a token than there are. Where layers share a block (Zamba2) it is in the total
     once and active once for each of them, so more may work than there are: 2 · active is the work of a token, in FLOP.
+    mlps are those of the layers in order; none where one of them is no gated MLP nor a mixture of such.
     """
 
     total: int
     active: int
     embedding: int
+    mlps: tuple[Mlp, ...] = ()
 
 
 def count_parameters(fields: Fields, kinds: Sequence[LayerKind]) -> Parameters | None:
@@ -52,7 +55,8 @@ def _count(fields: Fields, architecture: Architecture, kinds: Sequence[LayerKind
     embedding = table if fields.flag("tie_word_embeddings", architecture.tied) else 2 * table
     layers = (architecture.layers or _layers)(fields, architecture, kinds, hidden)
     all_of_it = sum(layers, start=always(embedding + architecture.norm(hidden)))
-    return Parameters(all_of_it.total, all_of_it.active, embedding)
+    mlps = tuple(layer.mlp for layer in layers if layer.mlp is not None)
+    return Parameters(all_of_it.total, all_of_it.active, embedding, mlps if len(mlps) == len(layers) else ())
 
 
 def _layers(fields: Fields, architecture: Architecture, kinds: Sequence[LayerKind], hidden: int) -> list[Weights]:

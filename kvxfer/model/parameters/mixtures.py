@@ -7,23 +7,30 @@ from dataclasses import dataclass
 
 from kvxfer.model.families.nemotron_h import layer_names
 from kvxfer.model.fields import Fields
-from kvxfer.model.parameters.mlps import gated, plain
+from kvxfer.model.mlp import Mlp
+from kvxfer.model.parameters.mlps import gated, gated_mlp, plain
 from kvxfer.model.parameters.weights import NotCountedError, Weights, always, linear
 
 
 @dataclass(frozen=True)
 class Experts:
-    """What a mixture's layer holds: so many experts of `each` weights, and `beside` what all tokens pass."""
+    """What a mixture's layer holds: so many experts of `each` weights, and `beside` what all tokens pass.
+
+    `columns` are those of one expert that is a gated MLP (0: it has another form), `shared` those of the shared ones.
+    """
 
     count: int
     per_token: int
     each: int
     beside: int = 0  # shared experts and their gates
     router_bias: bool = False
+    columns: int = 0
+    shared: int = 0
 
     def weights(self, hidden: int) -> Weights:
         beside = always(linear(hidden, self.count, self.router_bias) + self.beside)
-        return Weights(self.count * self.each, self.per_token * self.each) + beside
+        mlp = Mlp(self.shared, self.count, self.per_token, self.columns) if self.columns else None
+        return Weights(self.count * self.each, self.per_token * self.each, mlp) + beside
 
 
 def mixtral(fields: Fields, hidden: int, layers: int) -> list[Weights]:
@@ -44,21 +51,24 @@ def granite(fields: Fields, hidden: int, layers: int) -> list[Weights]:
     """A shared expert beside the others, which granitemoe does not have; with 0 others it is a dense MLP."""
     shared = 0
     if fields.model_type != "granitemoe":
-        shared = gated(hidden, fields.positive("shared_intermediate_size"))
+        shared = fields.positive("shared_intermediate_size")
     if fields.model_type == "granitemoehybrid" and fields.config.get("num_local_experts") == 0:
-        return [always(shared)] * layers
-    return [_local_experts(fields, hidden, beside=shared).weights(hidden)] * layers
+        return [gated_mlp(hidden, shared)] * layers
+    return [_local_experts(fields, hidden, shared).weights(hidden)] * layers
 
 
 def _local_experts(
-    fields: Fields, hidden: int, beside: int = 0, router_bias: bool = False, biases: bool = False
+    fields: Fields, hidden: int, shared: int = 0, router_bias: bool = False, biases: bool = False
 ) -> Experts:
+    columns = fields.positive("intermediate_size")
     return Experts(
         count=fields.positive("num_local_experts"),
         per_token=fields.positive("num_experts_per_tok"),
-        each=gated(hidden, fields.positive("intermediate_size"), biases),
-        beside=beside,
+        each=gated(hidden, columns, biases),
+        beside=gated(hidden, shared),
         router_bias=router_bias,
+        columns=columns,
+        shared=shared,
     )
 
 
@@ -77,8 +87,10 @@ def _qwen(fields: Fields, hidden: int, layers: int, shared: int) -> list[Weights
     experts = Experts(
         count=fields.positive("num_experts"),
         per_token=fields.positive("num_experts_per_tok"),
-        each=gated(hidden, fields.positive("moe_intermediate_size")),
+        each=gated(hidden, columns := fields.positive("moe_intermediate_size")),
         beside=gated(hidden, shared) + hidden if shared else 0,  # its gate has one weight per hidden element
+        columns=columns,
+        shared=shared,
     )
     step = fields.positive("decoder_sparse_step", 1)
     dense = fields.config.get("mlp_only_layers") or []
@@ -114,6 +126,8 @@ def _deepseek(
         each=gated(hidden, intermediate),
         beside=gated(hidden, shared * intermediate, bias) if shared else 0,
         router_bias=fields.config.get("topk_method", topk_method) == "noaux_tc",
+        columns=intermediate,
+        shared=shared * intermediate,
     )
     return _mixed(fields, hidden, experts, sparse, bias)
 
@@ -138,9 +152,10 @@ def _listed(fields: Fields, field: str, layers: int, meaning: dict[object, bool]
 
 def llama4(fields: Fields, hidden: int, layers: int) -> list[Weights]:
     """A shared expert of the same size; dense layers of intermediate_size_mlp between, perhaps."""
-    expert = gated(hidden, fields.positive("intermediate_size"))
+    columns = fields.positive("intermediate_size")
+    expert = gated(hidden, columns)
     count, per_token = fields.positive("num_local_experts"), fields.positive("num_experts_per_tok")
-    experts = Experts(count, per_token, expert, beside=expert)
+    experts = Experts(count, per_token, expert, beside=expert, columns=columns, shared=columns)
     step = fields.positive("interleave_moe_layer_step", 1)
     named = fields.config.get("moe_layers")
     if named is not None and not isinstance(named, list):
@@ -160,7 +175,7 @@ def _mixed(
     """`dense` is the field that has the size of the layers that are no mixtures; they may have biases."""
     if all(sparse):
         return [experts.weights(hidden)] * len(sparse)
-    mlp = always(gated(hidden, fields.positive(dense), bias))
+    mlp = gated_mlp(hidden, fields.positive(dense), bias)
     return [experts.weights(hidden) if is_sparse else mlp for is_sparse in sparse]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvxfer.model.fields import Fields
+from kvxfer.model.mlp import Mlp
 from kvxfer.model.parameters.weights import NotCountedError, Weights, always, linear
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -19,22 +20,27 @@ def plain(hidden: int, intermediate: int, bias: bool = False) -> int:
     return linear(hidden, intermediate, bias) + linear(intermediate, hidden, bias)
 
 
+def gated_mlp(hidden: int, intermediate: int, bias: bool = False) -> Weights:
+    """A gated MLP that every token passes, of so many columns."""
+    return always(gated(hidden, intermediate, bias), Mlp(intermediate))
+
+
 def gated_mlps(fields: Fields, hidden: int, layers: int) -> list[Weights]:
-    return _same(fields, gated(hidden, fields.positive("intermediate_size")), layers)
+    return _same(fields, gated_mlp(hidden, fields.positive("intermediate_size")), layers)
 
 
 def gated_mlps_perhaps_with_biases(fields: Fields, hidden: int, layers: int) -> list[Weights]:
     """Of the types that obey mlp_bias."""
     bias = fields.flag("mlp_bias", False)
-    return _same(fields, gated(hidden, fields.positive("intermediate_size"), bias), layers)
+    return _same(fields, gated_mlp(hidden, fields.positive("intermediate_size"), bias), layers)
 
 
 def starcoder_mlps(fields: Fields, hidden: int, layers: int) -> list[Weights]:
     bias = fields.flag("use_bias", True)
-    return _same(fields, plain(hidden, fields.positive("intermediate_size"), bias), layers)
+    return _same(fields, always(plain(hidden, fields.positive("intermediate_size"), bias)), layers)
 
 
-def _same(fields: Fields, count: int, layers: int) -> list[Weights]:
+def _same(fields: Fields, mlp: Weights, layers: int) -> list[Weights]:
     if any(fields.has(name) for name in EXPERTS):
         raise NotCountedError
-    return [always(count)] * layers
+    return [mlp] * layers
