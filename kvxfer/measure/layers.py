@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MOST_TOKENS_ON_A_CPU = 512
 LARGEST_WIDTH = 1 << 20
 MOST_KINDS = 64
+MOST_EXPERTS = 4096
 
 SAMPLES = 5
 LONGEST_S = 60.0
@@ -282,5 +283,6 @@ def _require_sensible(widths: Widths, tokens: int) -> None:
         raise UsageError(f"{w.heads} query heads do not divide over {w.kv_heads} KV heads")
     if (w.rank and not 0 < w.rope < w.head_dim_k) or (w.window and w.chunk):
         raise UsageError("a latent has a rotary part smaller than its heads, and a layer a window or chunks, not both")
-    if w.experts and not (1 <= w.per_token <= w.experts and w.own_experts <= w.experts and w.expert_columns):
+    known = w.own_experts <= w.experts <= MOST_EXPERTS and 1 <= w.per_token <= w.experts
+    if w.experts and not (known and w.expert_columns):
         raise UsageError(f"{w.own_experts} experts here of {w.experts}, {w.per_token} for a token, make no mixture")

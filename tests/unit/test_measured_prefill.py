@@ -180,6 +180,7 @@ def test_all_layers_of_all_chunks_are_computed_until_nobody_wants_them() -> None
         (replace(LATENT, rope=24), 24, ROOM, UsageError, "a rotary part smaller than its heads"),
         (replace(EXPERTS, per_token=9), 24, ROOM, UsageError, "8 experts here of 8, 9 for a token, make no mixture"),
         (replace(EXPERTS, own_experts=9), 24, ROOM, UsageError, "make no mixture"),
+        (replace(EXPERTS, experts=1 << 20), 24, ROOM, UsageError, "make no mixture"),
     ],
 )
 def test_what_is_beyond_the_budget_is_refused(
