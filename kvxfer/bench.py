@@ -49,8 +49,8 @@ def command(
     pipeline: Annotated[
         str,
         typer.Option(
-            metavar="off|sweep|K[xC],…",
-            help="send K layers of a chunk of C tokens (of all) once they are computed; sweep: many K, and serial",
+            metavar="off|sweep|all|K[xC],…",
+            help="send K layers of a chunk of C tokens (of all) once they are computed; sweep: many K, all: every one",
         ),
     ] = "off",
     compute: Annotated[

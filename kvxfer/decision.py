@@ -39,6 +39,7 @@ class Measurement:
 
     rows: Sequence[Measured] = ()
     fitted: Sequence[Fitted] = ()
+    layers: bool = False  # a prefill of real layers is there too
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ def parse_pipeline(text: str, layers: int, tokens: Sequence[int]) -> tuple[Cut, 
     word = text.strip().lower()
     if word == "off":
         return None
-    if word == "sweep":
-        return tuple(Cut(count) for count in sweep(layers))
+    if word in ("sweep", "all"):
+        return tuple(Cut(count) for count in (sweep(layers) if word == "sweep" else range(1, layers + 1)))
     cuts = tuple(dict.fromkeys(_cut(one, layers) for one in split_list(text, "--pipeline")))
     for cut in cuts:
         most = max(
@@ -46,7 +46,7 @@ def _cut(word: str, layers: int) -> Cut:
     found = re.fullmatch(r"([0-9]{1,9})(?:x([0-9]{1,9}))?", word.lower())
     if found is None or not 1 <= int(found[1]) <= layers or (found[2] is not None and int(found[2]) < 1):
         raise UsageError(
-            f"--pipeline {quoted(word)} is not allowed: give off, sweep, or layers per send from 1 to {layers} (the "
+            f"--pipeline {quoted(word)} is not allowed: give off, sweep, all, or layers per send from 1 to {layers} (the "
             "model's), with xTOKENS for chunks of the prompt, such as 4 or 4x2048"
         )
     return Cut(int(found[1]), None if found[2] is None else int(found[2]))

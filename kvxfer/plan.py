@@ -33,6 +33,10 @@ ONE_HOST = (
 )
 AT_ONCE = "measured rows with several requests at once are left out: each waits for the others; --inflight 1"
 ONE_RANK = "fitted cost models predict requests between one rank on each side; they are not used for several"
+LAYERS = (
+    "the prefill of real layers in the measured result (--measure-prefill) decides nothing here: it is no engine's; "
+    "time yours, --prefill-csv or --prefill-tokens-per-s"
+)
 LINE_RATES = "line rates are upper bounds without protocol or set-up cost; kvxfer bench measures what a path takes"
 
 
@@ -130,7 +134,8 @@ def _wires(request: Request, dtype: DType) -> Wires:
 
 def _read_measured(path: str) -> Measurement:
     result = read_result(path)
-    return Measurement(measured_rows(result["results"], str(result["scope"])), fitted_models(result["cost_model"]))
+    rows = measured_rows(result["results"], str(result["scope"]))
+    return Measurement(rows, fitted_models(result["cost_model"]), bool(result.get("prefill")))
 
 
 def _predict(request: Request, rows: Sequence[dict[str, Any]]) -> None:
@@ -155,6 +160,8 @@ def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DTyp
         notices.append(ONE_RANK)
     if any(row.inflight > 1 for row in request.measurement.rows):
         notices.append(AT_ONCE)
+    if request.measurement.layers and request.offered.given is None:
+        notices.append(LAYERS)
     if one_host := _one_host(request):
         notices.append(ONE_HOST.format(", ".join(one_host)))
     return notices

@@ -190,7 +190,7 @@ def test_without_verification(place: Place) -> None:
 
 
 def test_the_table_names_the_best(place: Place) -> None:
-    done = place.bench("--pipeline", "sweep", "--compute", f"timed:{LAYER_MS}")
+    done = place.bench("--pipeline", "all", "--compute", f"timed:{LAYER_MS}")
     assert (done.status, done.err) == (0, "")
     assert "Pipelining, 70 tokens (loopback)" in done.out
     assert f"{LAYERS} (serial)" in done.out
@@ -200,7 +200,7 @@ def test_the_table_names_the_best(place: Place) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--pipeline", "4"], "give off, sweep, or layers per send from 1 to 3"),
+        (["--pipeline", "4"], "give off, sweep, all, or layers per send from 1 to 3"),
         (["--pipeline", "1", "--compute", "gpu"], "--compute 'gpu' is not known"),
         (["--pipeline", "1", "--compute", "layers", "--model", "deepseek-v3.2"], "cannot be computed here"),
         (["--pipeline", "1", "--inflight", "2"], "--pipeline measures one request at a time"),

@@ -123,6 +123,22 @@ def test_a_row_through_memory_is_no_loopback(tmp_path: Path, capsys: pytest.Capt
     assert document["verdict"] is None
 
 
+def test_a_prefill_of_real_layers_decides_nothing_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, result = tmp_path / "result.json", example_result()
+    argv = ["--model", "70b", "--measured", str(path)]
+    path.write_text(json.dumps(result))
+    without = planned(capsys, *argv)
+    path.write_text(json.dumps(result | {"prefill": [{"model": "llama-3.1-70b", "tokens": 8192}]}))
+    document = planned(capsys, *argv)
+    told = set(document["notices"]) - set(without["notices"])
+    assert [notice.partition(" in ")[0] for notice in told] == ["the prefill of real layers"]
+    assert document["ratio"] == without["ratio"]
+    given = planned(capsys, *argv, "--prefill-tokens-per-s", "10000")
+    assert not told & set(given["notices"])  # which says what they are asked for
+
+
 def test_measured_in_other_blocks_does_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = example_result()
     tokens = result["results"][0]["tokens"]

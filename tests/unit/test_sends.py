@@ -136,6 +136,7 @@ def test_a_sweep_has_one_layer_and_all_of_them() -> None:
 def test_options() -> None:
     assert parse_pipeline("off", 32, [512]) is None
     assert parse_pipeline(" Sweep ", 4, [512]) == (Cut(1), Cut(2), Cut(4))
+    assert parse_pipeline("all", 4, [512]) == (Cut(1), Cut(2), Cut(3), Cut(4))
     assert parse_pipeline("4, 8x256,4", 32, [512]) == (Cut(4), Cut(8, 256))
     assert [str(cut) for cut in (Cut(4), Cut(8, 256))] == ["4", "8x256"]
     assert parse_compute("timed") == ("timed", None)
@@ -145,7 +146,7 @@ def test_options() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("0", "--pipeline '0' is not allowed: give off, sweep, or layers per send from 1 to 32"),
+        ("0", "--pipeline '0' is not allowed: give off, sweep, all, or layers per send from 1 to 32"),
         ("33", "from 1 to 32"),
         ("4x", "--pipeline '4x'"),
         ("4x0", "--pipeline '4x0'"),
