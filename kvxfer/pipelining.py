@@ -46,8 +46,8 @@ def _cut(word: str, layers: int) -> Cut:
     found = re.fullmatch(r"([0-9]{1,9})(?:x([0-9]{1,9}))?", word.lower())
     if found is None or not 1 <= int(found[1]) <= layers or (found[2] is not None and int(found[2]) < 1):
         raise UsageError(
-            f"--pipeline {quoted(word)} is not allowed: give off, sweep, all, or layers per send from 1 to {layers} (the "
-            "model's), with xTOKENS for chunks of the prompt, such as 4 or 4x2048"
+            f"--pipeline {quoted(word)} is not allowed: give off, sweep, all, or layers per send from 1 to {layers} "
+            "(the model's), with xTOKENS for chunks of the prompt, such as 4 or 4x2048"
         )
     return Cut(int(found[1]), None if found[2] is None else int(found[2]))
 
