@@ -151,7 +151,7 @@ def test_the_search_for_circles_finds_one() -> None:
 
 def test_torch_is_imported_where_a_tensor_is_asked_for() -> None:
     places = {(importer, late) for importer, target, late in imports() if target.split(".")[0] == "torch"}
-    assert places == {("kvxfer.cache.pool", True), ("kvxfer.measure.prefill", True)}
+    assert places == {("kvxfer.cache.pool", True), ("kvxfer.measure.layers", True)}
 
 
 @pytest.mark.parametrize(
