@@ -108,6 +108,11 @@ class Pair:
         """A method of the contender's own on both sides at once; prefill's answer comes first."""
         return self._both("call", method, *arguments)
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of prefill and decode."""
+        return tuple(process.pid for process in self._processes)
+
     def pause(self) -> None:
         """Engines whose idle threads poll must not slow the others."""
         for process in self._processes:

@@ -147,21 +147,6 @@ struct OneDescriptor {
   }
 };
 
-template <typename Call>
-int all_vectors(iovec* vectors, std::size_t count, const Call& call) {
-  std::size_t used = advance(vectors, count, 0);
-  while (used < count) {
-    const ssize_t done = call(vectors + used, count - used);
-    if (done == 0) return ECONNRESET;
-    if (done < 0) {
-      if (errno == EINTR) continue;
-      return errno;
-    }
-    used += advance(vectors + used, count - used, static_cast<std::size_t>(done));
-  }
-  return 0;
-}
-
 }  // namespace
 
 int wait_for(int fd, short events, Deadline deadline, int interrupt) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <sys/uio.h>
+#include <cerrno>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -56,6 +57,21 @@ int receive_until(int fd, void* data, std::size_t bytes, Deadline deadline, int 
 int receive_with_descriptor(int fd, void* data, std::size_t bytes, Socket& into);
 // Advances over the first `done` bytes; returns how many leading entries are used up, empty ones included.
 std::size_t advance(iovec* vectors, std::size_t count, std::size_t done);
+// Makes calls like sendmsg until all bytes have moved. 0, or the error code.
+template <typename Call>
+int all_vectors(iovec* vectors, std::size_t count, const Call& call) {
+  std::size_t used = advance(vectors, count, 0);
+  while (used < count) {
+    const ssize_t done = call(vectors + used, count - used);
+    if (done == 0) return ECONNRESET;
+    if (done < 0) {
+      if (errno == EINTR) continue;
+      return errno;
+    }
+    used += advance(vectors + used, count - used, static_cast<std::size_t>(done));
+  }
+  return 0;
+}
 
 class LaneListener {
  public:

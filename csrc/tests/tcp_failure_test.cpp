@@ -14,8 +14,8 @@ bool ended(const std::vector<Event>& events, std::uint64_t tag) {
 }
 
 // Cancelled at every point of its way: both sides tell the same single end, and the tag is free again.
-void cancel_anywhere(Op op) {
-  Pair pair(8 << 20, {{"chunk_kib", 64}});
+void cancel_anywhere(Op op, bool zero_copy) {
+  Pair pair(8 << 20, {{"chunk_kib", 64}, {"zerocopy", zero_copy ? 1 : 0}});
   const auto plans = pair.prepare(one_piece(8 << 20));
   End& initiator = op == Op::push ? pair.a : pair.b;
   End& passive = op == Op::push ? pair.b : pair.a;
@@ -46,8 +46,10 @@ void cancel_anywhere(Op op) {
   CHECK_EQ(pair.arrived(one_piece(8 << 20)), 1U);
 }
 
-TEST(tcp_cancel, a_push_anywhere_on_its_way) { cancel_anywhere(Op::push); }
-TEST(tcp_cancel, a_pull_anywhere_on_its_way) { cancel_anywhere(Op::pull); }
+TEST(tcp_cancel, a_push_anywhere_on_its_way) { cancel_anywhere(Op::push, false); }
+TEST(tcp_cancel, a_pull_anywhere_on_its_way) { cancel_anywhere(Op::pull, false); }
+TEST(tcp_cancel, a_push_anywhere_on_its_way_that_is_not_copied) { cancel_anywhere(Op::push, true); }
+TEST(tcp_cancel, a_pull_anywhere_on_its_way_that_is_not_copied) { cancel_anywhere(Op::pull, true); }
 
 TEST(tcp_lost, open_transfers_end_with_errors_on_both_sides) {
   Pair pair(1 << 16);

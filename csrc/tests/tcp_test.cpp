@@ -28,9 +28,9 @@ void move(Pair& pair, const Plans& plans, Op op, std::uint64_t tag) {
 void clear(Pair& pair) { std::memset(pair.b.region.address, 0xDB, pair.b.region.bytes); }
 
 TEST(tcp, push_and_pull_with_every_kind_of_cut) {
-  for (const Options& options :
-       {Options{}, Options{{"connections", 1}}, Options{{"connections", 5}, {"chunk_kib", 4}},
-        Options{{"chunk_kib", 4}, {"pieces_per_call", 1}}, Options{{"pieces_per_call", 1023}}}) {
+  for (const Options& options : {Options{}, Options{{"connections", 1}}, Options{{"connections", 5}, {"chunk_kib", 4}},
+                                 Options{{"chunk_kib", 4}, {"pieces_per_call", 1}}, Options{{"pieces_per_call", 1023}},
+                                 Options{{"connections", 3}, {"chunk_kib", 4}, {"zerocopy", 1}}}) {
     Pair pair(1 << 20, options);
     for (const auto& [n, length] :
          {std::pair<std::size_t, std::uint64_t>{1, 1}, {3, 7}, {100, 4099}, {1, 1 << 20}, {777, 1000}}) {

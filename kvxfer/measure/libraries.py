@@ -5,6 +5,8 @@ from __future__ import annotations
 from kvxfer.control import messages as m
 
 ABSENT = "(not set)"
+OF_THE_SENDER = frozenset({"zerocopy"})
+"""Details that the prefill side alone has to tell."""
 
 
 def at_decode(opened: tuple[m.Opened, m.Opened], described: tuple[m.Described, m.Described]) -> dict[str, str]:
@@ -15,7 +17,7 @@ def at_decode(opened: tuple[m.Opened, m.Opened], described: tuple[m.Described, m
     )
     return {
         f"decode {name}": theirs.get(name, ABSENT)
-        for name in sorted(ours.keys() | theirs.keys())
+        for name in sorted((ours.keys() | theirs.keys()) - OF_THE_SENDER)
         if ours.get(name) != theirs.get(name)
     }
 

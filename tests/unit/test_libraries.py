@@ -26,6 +26,11 @@ def test_a_library_elsewhere_is_told_and_no_reason_to_warn() -> None:
     assert warning_of(found) == ""
 
 
+def test_what_only_a_sender_has_to_tell_is_no_difference() -> None:
+    library = opened("", "6.18")
+    assert at_decode((library, library), (described(zerocopy="7 calls"), described())) == {}
+
+
 def test_another_version_and_other_variables_are_warned_of() -> None:
     found = at_decode(
         (opened("/a", "1.22.0"), opened("/a", "1.13.1")),

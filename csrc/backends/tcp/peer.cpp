@@ -23,6 +23,8 @@ constexpr std::size_t ranges_room = 16;
 // header.
 constexpr std::uint64_t chunks_per_lane = 4;
 constexpr std::uint64_t least_share = std::uint64_t{64} << 10;
+// Chunks of one lane that the kernel may still be reading: 64 MiB of large ones, more than sockets have room for.
+constexpr std::size_t max_lent = 64;
 
 void tune(int fd, const Tuning& tuning) {
   // Within a host there is no network to be fair to, and pacing (bbr) costs a third of the CPU time. Every kernel has
@@ -32,27 +34,50 @@ void tune(int fd, const Tuning& tuning) {
     ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, reno.data(), reno.size());
   if (tuning.busy_poll_us > 0)
     ::setsockopt(fd, SOL_SOCKET, SO_BUSY_POLL, &tuning.busy_poll_us, sizeof tuning.busy_poll_us);
+  if (tuning.zero_copy) allow_zero_copy(fd);
+}
+
+// The header is this thread's and gone at once, so it is copied, to go out with what follows it.
+int send_header(int fd, ChunkHeader header) {
+  const int flags = MSG_NOSIGNAL | (header.bytes > 0 ? MSG_MORE : 0);
+  iovec vector{&header, sizeof header};
+  return all_vectors(&vector, 1, [fd, flags](const iovec* from, std::size_t) {
+    return ::send(fd, from->iov_base, from->iov_len, flags);
+  });
 }
 
 }  // namespace
 
 TcpPeer::TcpPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes, const Tuning& tuning)
-    : LanePeer(events, id, std::move(lanes)), tuning_(tuning), transfers_(2 * (max_inflight + lanes_.size())) {
+    : LanePeer(events, id, std::move(lanes)),
+      tuning_(tuning),
+      transfers_(2 * (max_inflight + lanes_.size() * (tuning.zero_copy ? 1 + max_lent : 1))) {
   send_queue_.reserve(transfers_.size());
-  for (std::size_t lane = 1; lane < lanes_.size(); ++lane) tune(lanes_[lane].fd(), tuning);
+  for (std::size_t lane = 1; lane < lanes_.size(); ++lane) {
+    tune(lanes_[lane].fd(), tuning);
+    Sender& sender = senders_.emplace_back();
+    sender.lane = lane;
+    sender.room.resize(tuning_.pieces_per_call + 1);
+    if (tuning_.zero_copy) sender.lent.reserve(max_lent);
+  }
 }
 
 TcpPeer::~TcpPeer() { close(); }
 
 void TcpPeer::start() {
-  for (std::size_t lane = 1; lane < lanes_.size(); ++lane) {
-    run([this, lane] {
-      keep_to_cpu(lane);
-      send_chunks(lane);
+  for (Sender& sender : senders_) {
+    run([this, &sender] {
+      keep_to_cpu(sender.lane);
+      send_chunks(sender);
     });
-    run([this, lane] {
+    run([this, lane = sender.lane] {
       keep_to_cpu(lane);
       receive_chunks(lane);
+    });
+    if (!tuning_.zero_copy) continue;
+    run([this, &sender] {
+      keep_to_cpu(sender.lane);
+      await_kernel(sender);
     });
   }
   LanePeer::start();
@@ -139,6 +164,11 @@ TcpPeer::Outcome TcpPeer::end(Transfer& transfer, EventKind event, std::optional
 
 void TcpPeer::end_open_transfers() {
   send_queue_.clear();
+  // Before anybody is told that blocks are free: what is lent of them must not be sent, changed, and taken for
+  // delivered.
+  const auto lent = [](const Transfer& t) { return t.open && !t.ended && t.role == Role::send && t.chunks_out > 0; };
+  if (tuning_.zero_copy && std::ranges::any_of(transfers_, lent))
+    for (const Sender& sender : senders_) abort_connection(lanes_[sender.lane].fd());
   for (Transfer& t : transfers_) {
     if (!t.open || t.ended) continue;
     t.ended = true;
@@ -246,14 +276,13 @@ bool TcpPeer::take_chunk(Chunk& chunk, bool& waits_for_ready) {
   return false;
 }
 
-void TcpPeer::send_chunks(std::size_t lane) {
-  std::vector<iovec> room(tuning_.pieces_per_call + 1);
+void TcpPeer::send_chunks(Sender& sender) {
   for (;;) {
     Chunk chunk;
     {
       std::unique_lock lock(mutex_);
       bool waits_for_ready = false;
-      while (!stopping_ && !take_chunk(chunk, waits_for_ready)) {
+      while (!stopping_ && (sender.lent.size() == max_lent || !take_chunk(chunk, waits_for_ready))) {
         if (waits_for_ready)
           changed_.wait_for(lock, ready_interval);
         else
@@ -261,34 +290,92 @@ void TcpPeer::send_chunks(std::size_t lane) {
       }
       if (stopping_) return;
     }
-    if (const int code = send_chunk(lanes_[lane].fd(), chunk, room)) {
+    const Calls before = sender.calls;
+    if (const int code = send_chunk(sender, chunk)) {
       fail(closed_or(code));
       return;
     }
     Outcome outcome;
     {
       const std::lock_guard lock(mutex_);
-      outcome = chunk_sent(chunk);
+      if (tuning_.zero_copy)
+        lend(sender, chunk, before);
+      else
+        outcome = chunk_sent(chunk);
+    }
+    perform(outcome);
+    if (tuning_.zero_copy) take_back(sender);
+  }
+}
+
+int TcpPeer::send_chunk(Sender& sender, const Chunk& chunk) {
+  ChunkHeader header = chunk.header;
+  std::uint64_t at = header.from;
+  const std::uint64_t end = at + header.bytes;
+  std::size_t used = 0;
+  if (tuning_.zero_copy) {
+    if (const int code = send_header(lanes_[sender.lane].fd(), header)) return code;
+  } else {
+    sender.room[used++] = {&header, sizeof header};
+  }
+  do {
+    const std::uint64_t from = at;
+    used += chunk.transfer->plan->pieces(at, std::min(end - at, call_bytes),
+                                         {sender.room.data() + used, tuning_.pieces_per_call});
+    if (const int code = send_pieces(sender, used)) return code;
+    bytes_moved_.fetch_add(at - from, std::memory_order_relaxed);
+    used = 0;
+  } while (at < end);
+  return 0;
+}
+
+int TcpPeer::send_pieces(Sender& sender, std::size_t used) {
+  const int fd = lanes_[sender.lane].fd();
+  return tuning_.zero_copy ? send_in_place(fd, sender.room.data(), used, sender.calls)
+                           : send_vectors(fd, sender.room.data(), used);
+}
+
+void TcpPeer::lend(Sender& sender, const Chunk& chunk, const Calls& before) {
+  sender.lent.push_back({chunk, sender.calls.taken});
+  zero_copy_count_.calls += sender.calls.taken - before.taken;
+  zero_copy_count_.refused += sender.calls.refused - before.refused;
+}
+
+// Hears from the kernel with which calls it is done. Ends with the connection, which the receiving thread tells of.
+void TcpPeer::await_kernel(Sender& sender) {
+  const int fd = lanes_[sender.lane].fd();
+  while (wait_for(fd, 0, Deadline::after(INT64_MAX), -1) == 0) {  // news, and the end, come unasked
+    std::size_t news = 0;
+    while (const auto done = take_done(fd)) {
+      const std::lock_guard lock(mutex_);
+      sender.progress.add(*done);
+      if (done->copied) zero_copy_count_.copied += done->count();
+      ++news;
+    }
+    if (news == 0) return;
+    take_back(sender);
+  }
+}
+
+// The chunks that the kernel is done with. What the receiver has confirmed need not be waited for: it has read all of
+// it, and whatever the kernel might still send is a repetition that its TCP drops.
+void TcpPeer::take_back(Sender& sender) {
+  for (;;) {
+    Outcome outcome;
+    {
+      const std::lock_guard lock(mutex_);
+      if (sender.lent.empty() || !sender.progress.all_below(sender.lent.front().end)) return;
+      if (sender.lent.size() == max_lent) changed_.notify_all();
+      outcome = chunk_sent(sender.lent.front().chunk);
+      sender.lent.erase(sender.lent.begin());
     }
     perform(outcome);
   }
 }
 
-int TcpPeer::send_chunk(int fd, const Chunk& chunk, std::vector<iovec>& room) {
-  ChunkHeader header = chunk.header;
-  std::uint64_t at = header.from;
-  const std::uint64_t end = at + header.bytes;
-  room[0] = {&header, sizeof header};
-  std::size_t used = 1;
-  do {
-    const std::uint64_t from = at;
-    used +=
-        chunk.transfer->plan->pieces(at, std::min(end - at, call_bytes), {room.data() + used, tuning_.pieces_per_call});
-    if (const int code = send_vectors(fd, room.data(), used)) return code;
-    bytes_moved_.fetch_add(at - from, std::memory_order_relaxed);
-    used = 0;
-  } while (at < end);
-  return 0;
+ZeroCopyCount TcpPeer::zero_copy_count() const {
+  const std::lock_guard lock(mutex_);
+  return zero_copy_count_;
 }
 
 TcpPeer::Outcome TcpPeer::chunk_sent(const Chunk& chunk) {

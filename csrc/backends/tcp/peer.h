@@ -1,5 +1,5 @@
 // One peer of a tcp context: notices on lane 0, payload on the other lanes, a sending and a receiving thread for each
-// of these.
+// of these, and with zero_copy one that hears from the kernel what it has sent.
 //
 // A transfer is a list of byte ranges of its plan. Whichever sending lane is free takes the next chunk of it, so the
 // lanes stay equally busy; a chunk says which bytes of the plan it carries, and the receiving lane reads them straight
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backend/lane_peer.h"
+#include "backends/tcp/zero_copy.h"
 
 namespace kvxfer::tcp {
 
@@ -20,6 +21,14 @@ struct Tuning {
   bool pin;                     // each lane's threads keep to one CPU, another one for every lane
   bool reno_on_lo;              // in place of the system's congestion control where both sides are on this host
   int busy_poll_us;             // how long a receiving call polls the network card before it sleeps
+  bool zero_copy;               // the kernel sends from the blocks themselves
+};
+
+// What became of the sending calls of zero_copy.
+struct ZeroCopyCount {
+  std::uint64_t calls = 0;
+  std::uint64_t copied = 0;   // of them, after all
+  std::uint64_t refused = 0;  // beside them, and copied: no room
 };
 
 // Precedes every chunk on a data lane.
@@ -46,6 +55,7 @@ class TcpPeer final : public LanePeer {
   bool cancel(std::uint64_t tag) override;
   std::vector<std::string> describe() const override;
   std::uint64_t bytes_moved() const override { return bytes_moved_.load(std::memory_order_relaxed); }
+  ZeroCopyCount zero_copy_count() const;
 
  protected:
   std::string handle(const Notice& notice, std::span<const std::uint32_t> segments) override;
@@ -65,7 +75,7 @@ class TcpPeer final : public LanePeer {
     LanePlan* plan = nullptr;
     std::uint64_t total = 0;
     std::uint64_t moved = 0;
-    std::uint32_t chunks_out = 0;  // in the hands of lanes right now
+    std::uint32_t chunks_out = 0;  // in the hands of lanes right now, or lent to the kernel
     // Sending: what is left to hand to lanes.
     const ReadyFlag* ready = nullptr;
     std::vector<Range> left;
@@ -83,6 +93,21 @@ class TcpPeer final : public LanePeer {
     ChunkHeader header;
   };
 
+  // A chunk that the kernel has taken but may still read from the blocks, until the lane's calls below `end` are done.
+  struct Lent {
+    Chunk chunk;
+    std::uint32_t end;
+  };
+
+  // The sending half of a data lane.
+  struct Sender {
+    std::size_t lane;
+    Calls calls;              // its sending thread's own
+    std::vector<iovec> room;  // likewise
+    Progress progress;        // under mutex_
+    std::vector<Lent> lent;   // under mutex_; in order, at most max_lent
+  };
+
   // What to do once the lock is released.
   struct Outcome {
     std::optional<NoticeKind> notice;
@@ -91,9 +116,12 @@ class TcpPeer final : public LanePeer {
   };
 
   void keep_to_cpu(std::size_t lane) const;
-  void send_chunks(std::size_t lane);
+  void send_chunks(Sender& sender);
   void receive_chunks(std::size_t lane);
-  int send_chunk(int fd, const Chunk& chunk, std::vector<iovec>& room);
+  int send_chunk(Sender& sender, const Chunk& chunk);
+  int send_pieces(Sender& sender, std::size_t used);
+  void await_kernel(Sender& sender);
+  void take_back(Sender& sender);
   int receive_chunk(int fd, const ChunkHeader& header, const LanePlan& plan, std::vector<iovec>& room);
   void perform(const Outcome& outcome);
 
@@ -107,6 +135,7 @@ class TcpPeer final : public LanePeer {
   void free_if_idle(Transfer& transfer);
   Outcome end(Transfer& transfer, EventKind event, std::optional<NoticeKind> notice);
   bool take_chunk(Chunk& chunk, bool& waits_for_ready);
+  void lend(Sender& sender, const Chunk& chunk, const Calls& before);
   Outcome chunk_sent(const Chunk& chunk);
   Outcome stop_sending(Transfer& transfer);
   Outcome settle_received(Transfer& transfer);
@@ -117,11 +146,13 @@ class TcpPeer final : public LanePeer {
   std::string answered(const Notice& notice);
 
   const Tuning tuning_;
+  std::vector<Sender> senders_;  // of lane 1 and up
   // Fixed size, under mutex_: max_inflight of each side, and what has ended while a lane still held a chunk of it.
   std::vector<Transfer> transfers_;
   std::size_t used_ = 0;               // slots beyond were never open
   std::vector<Transfer*> send_queue_;  // in order of posting, under mutex_
   std::atomic<std::uint64_t> bytes_moved_{0};
+  ZeroCopyCount zero_copy_count_;  // under mutex_
 };
 
 }  // namespace kvxfer::tcp

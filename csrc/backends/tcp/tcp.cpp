@@ -21,6 +21,7 @@ constexpr std::int64_t if_few_cpus = 2;
 constexpr OptionBounds pin{"pin", 0, if_few_cpus, if_few_cpus};
 constexpr OptionBounds reno_on_lo{"reno_on_lo", 0, 1, 1};
 constexpr OptionBounds busy_poll_us{"busy_poll_us", 0, 10'000, 0};
+constexpr OptionBounds zero_copy{"zerocopy", 0, 1, 0};
 
 Capabilities abilities() {
   Capabilities c;
@@ -50,9 +51,28 @@ class TcpContext final : public LaneContext {
   TcpContext(const Token& token, const Options& options)
       : LaneContext(abilities(), token, static_cast<std::uint16_t>(1 + option(options, connections))),
         tuning_{static_cast<std::uint64_t>(option(options, chunk_kib)) << 10,
-                static_cast<std::size_t>(option(options, pieces_per_call)), pins(options),
-                option(options, reno_on_lo) != 0, static_cast<int>(option(options, busy_poll_us))} {
+                static_cast<std::size_t>(option(options, pieces_per_call)),
+                pins(options),
+                option(options, reno_on_lo) != 0,
+                static_cast<int>(option(options, busy_poll_us)),
+                option(options, zero_copy) != 0} {
     if (tuning_.busy_poll_us > 0) require_busy_poll(tuning_.busy_poll_us);
+    if (tuning_.zero_copy) allow_zero_copy(Socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)).fd());
+  }
+
+  // Of the side that sends: whether zerocopy was what it says.
+  std::map<std::string, std::string> details() const override {
+    ZeroCopyCount sum;
+    for (const auto& one : peers()) {
+      const ZeroCopyCount count = static_cast<const TcpPeer&>(*one).zero_copy_count();
+      sum.calls += count.calls;
+      sum.copied += count.copied;
+      sum.refused += count.refused;
+    }
+    if (sum.calls + sum.refused == 0) return {};
+    return {{"zerocopy", std::to_string(sum.calls) + " calls, " + std::to_string(sum.copied) +
+                             " of them copied by the kernel all the same; " + std::to_string(sum.refused) +
+                             " more copied for want of room (net.core.optmem_max, ulimit -l)"}};
   }
 
  private:
@@ -73,7 +93,8 @@ Probe probe() {
 }
 
 std::unique_ptr<Context> open(const Token& token, const Options& options) {
-  static constexpr OptionBounds known[] = {connections, chunk_kib, pieces_per_call, pin, reno_on_lo, busy_poll_us};
+  static constexpr OptionBounds known[] = {connections, chunk_kib,    pieces_per_call, pin,
+                                           reno_on_lo,  busy_poll_us, zero_copy};
   refuse_unknown(options, known);
   return std::make_unique<TcpContext>(token, options);
 }

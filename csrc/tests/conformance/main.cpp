@@ -28,6 +28,8 @@ int main(int argc, char** argv) {
     else
       std::printf("skipped %s: %s\n", row.name, found.why_not.c_str());
   }
+  // By another way than the default, with ends of its own for what it sends.
+  test::add_checks_of("tcp.zerocopy", [] { return find_backend("tcp").open(test::token, {{"zerocopy", 1}}); });
   // In no registry: the one to copy, and one that moves nothing unless it is armed and polled on both sides.
   test::add_checks_of("skeleton", [] { return skeleton::open(test::token, {}); });
   test::add_checks_of("two_sided", test::two_sided);

@@ -101,6 +101,7 @@ CHECK_BACKEND(memory, registered_again_is_one_more_region, all) {
   rig.exchange_keys();
   const std::vector<Extent> target(2, {rig.b.at(0), bytes});
   for (const std::uint32_t from : {0U, 1U}) {
+    if (from > 0 && !order_is_seen_across_sides) return;  // what has been sent is filled anew
     std::vector<Extent> source(from);
     source.push_back({rig.a.at(0), bytes});
     fill(source, pattern_seed);
