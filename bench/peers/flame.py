@@ -94,7 +94,8 @@ def folded(script: str, sides: dict[int, str]) -> Counter[Stack]:
         head, *frames = sample.strip("\n").splitlines() or [""]
         if head.strip():
             names = [line.split(maxsplit=1)[1] for line in frames if len(line.split(maxsplit=1)) == 2]
-            stacks[(sides.get(int(head), head.strip()), *reversed(names))] += 1
+            stack = (sides.get(int(head), head.strip()), *reversed(names))
+            stacks[stack] += 1
     return stacks
 
 
