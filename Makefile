@@ -6,6 +6,7 @@
 # make benchmarks   bench/suites: the parts by themselves, beside plain sockets and memcpy
 # make cost-model   how well bench --fit predicts requests that it has not seen
 # make peers     bench/peers: beside NIXL, Mooncake, UCX, iperf3 and memcpy, on the same pieces
+# make ucx-speed   of that, kvxfer over UCX beside a bare loop of UCP's calls, ucx_perftest and NIXL
 # Each does its own set-up and redoes nothing that is up to date.
 
 PYTHON ?= python3
@@ -20,7 +21,7 @@ CTEST := $(BIN)/ctest --output-on-failure --no-tests=error --parallel $(JOBS) --
 BENCH_ARGS ?=
 PEERS_ARGS ?=
 
-.PHONY: bench benchmarks peers cost-model test test-full install install-dev lint test-native test-python sanitize test-slow test-slow-faults test-slow-rest test-rdma fuzz clean
+.PHONY: bench benchmarks peers ucx-speed cost-model test test-full install install-dev lint test-native test-python sanitize test-slow test-slow-faults test-slow-rest test-rdma fuzz clean
 
 bench: install
 	$(BIN)/python -m kvxfer.bench --model 70b --backend all $(BENCH_ARGS)
@@ -30,6 +31,9 @@ benchmarks: install-dev
 
 peers: install
 	$(BIN)/python bench/peers $(PEERS_ARGS)
+
+ucx-speed: install
+	$(BIN)/python bench/peers --only ucx $(PEERS_ARGS)
 
 cost-model: install
 	$(BIN)/python bench/cost_model.py

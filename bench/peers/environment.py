@@ -77,13 +77,14 @@ class Environment:
         except OSError:
             self.debian(*packages)
 
-    def compiled(self, source: Path) -> Path:
-        """A shared library made of one C++ file. Raises MissingError."""
-        target = self.folder / f"{source.stem}-{_digest(source.read_bytes())}.so"
+    def compiled(self, source: Path, *flags: str) -> Path:
+        """A shared library made of one C++ file; `flags` are the compiler's. Raises MissingError."""
+        made_of = _digest(source.read_bytes() + "\0".join(flags).encode())
+        target = self.folder / f"{source.stem}-{made_of}.so"
         self.folder.mkdir(exist_ok=True)
         if not target.exists():
-            compiler = os.environ.get("CXX", "c++")
-            _run([compiler, "-std=c++20", "-O3", "-shared", "-fPIC", "-pthread", "-o", str(target), str(source)], None)
+            compiler = [os.environ.get("CXX", "c++"), "-std=c++20", "-O3", "-shared", "-fPIC", "-pthread"]
+            _run([*compiler, "-o", str(target), str(source), *flags], None)
         return target
 
     @property

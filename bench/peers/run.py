@@ -37,7 +37,8 @@ class Run:
 
     def megabytes(self, op: str, piece: int) -> Job:
         """256 MiB in scattered pieces; 16 MiB in a quick run."""
-        return scattered(op, piece, REGIONS, (16 if self.quick else 256) * MIB // piece // REGIONS)
+        size = (16 if self.quick else 256) * MIB
+        return scattered(op, piece, REGIONS, size // piece // REGIONS, cold=not self.quick)
 
     def of_70b(self, op: str, tokens: int) -> Job:
         """A request of Llama-3.1-70B in bf16: a block of 16 tokens is 64 KiB in each of 80 regions."""

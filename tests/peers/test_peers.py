@@ -151,8 +151,9 @@ def test_every_goal_is_answered_or_says_why_not(result: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_tcp_moves_every_comparison(result: dict[str, Any]) -> None:
-    assert len(result["comparisons"]) == 6
-    for comparison in result["comparisons"]:
+    comparisons = [one for one in result["comparisons"] if not one["title"].startswith("UCX")]
+    assert len(comparisons) == 6
+    for comparison in comparisons:
         names = [row["contender"] for row in comparison["rows"]]
         assert "kvxfer-tcp" in names
         assert len(names) > 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+from pathlib import Path
 
 from environment import Environment, MissingError
 from link_test import LinkTest
 from offer import LINK, Offer
+from ucx_library import UcxLibrary
 
 PACKAGES = ("ucx-utils", "libucx0", "libibverbs1", "librdmacm1", "libnl-3-200", "libnl-route-3-200")
 TRANSPORTS = {
@@ -21,11 +24,10 @@ RATE_COLUMN = 5  # of the last line: iterations, three latencies, average and ov
 
 def offers(environment: Environment) -> list[Offer]:
     try:
-        program = environment.tool("ucx_perftest", *PACKAGES)
+        program, environ = _program(environment)
     except MissingError as error:
         environment.leave_out("ucx_perftest", error)
         return []
-    environ = environment.library_path
     said = subprocess.run(
         [program.parent / "ucx_info", "-v"], capture_output=True, text=True, env=os.environ | environ, check=False
     )
@@ -42,6 +44,15 @@ def offers(environment: Environment) -> list[Offer]:
         )
         for name, (transport, transports) in TRANSPORTS.items()
     ]
+
+
+def _program(environment: Environment) -> tuple[Path, dict[str, str]]:
+    """That of the UCX that kvxfer uses, where it brings one; else Debian's. Raises MissingError."""
+    with contextlib.suppress(MissingError):
+        folder = UcxLibrary.of_kvxfer().folder
+        if (beside := folder.parent / "bin" / "ucx_perftest").exists():
+            return beside, {"LD_LIBRARY_PATH": str(folder)}
+    return environment.tool("ucx_perftest", *PACKAGES), environment.library_path
 
 
 class Side(LinkTest):
