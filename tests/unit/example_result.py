@@ -49,6 +49,7 @@ def example_result() -> dict[str, Any]:
             reference("tcp-8192", "bulk", 2_684_354_560, 801_000_000),
         ],
         "cost_model": [cost_model()],
+        "prefill": [prefill()],
         "ratio": [
             {
                 "model": "llama-3.1-70b",
@@ -78,6 +79,27 @@ def example_result() -> dict[str, Any]:
         "plan": example_plan(),
         "verdict": None,
         "notices": ["a loopback run: no verdict is drawn from it"],
+    }
+
+
+def prefill() -> dict[str, Any]:
+    return {
+        "model": "llama-3.1-70b",
+        "tokens": 512,
+        "computed_tokens": 512,
+        "total_ns": 240_000_000_000,
+        "least_ns": 232_000_000_000,
+        "most_ns": 256_000_000_000,
+        "source": "measured here, no GPU's time",
+        "how": "float32 on 2 CPU threads",
+        "on_gpu": False,
+        "devices": 1,
+        "kinds": [
+            {"what": "full attention", "layers": 80, "samples_ns": [3_200_000_000, 2_900_000_000, 3_000_000_000]}
+        ],
+        "flop": 7.0e13,
+        "peak_flop_s": 4.0e11,
+        "mfu": 0.73,
     }
 
 

@@ -12,7 +12,7 @@ from kvxfer.cost.load import Load
 from kvxfer.cost.measured import Measured
 from kvxfer.cost.pools import Cluster, make_cluster, pools_of
 from kvxfer.cost.prefill_source import PrefillRate
-from kvxfer.cost.split import PathCost, line_rate_paths, paths_between_hosts
+from kvxfer.cost.split import PathCost, Traffic, line_rate_paths, path_cost, paths_between_hosts
 from kvxfer.errors import UsageError
 
 A_TOKEN_A_MS = PrefillRate(1000)
@@ -90,7 +90,11 @@ def test_a_pool_that_is_too_small_has_no_wait() -> None:
 
 
 def paths_of(load: Load, assumptions: Assumptions, instances: int | None = 1) -> list[Any]:
-    return line_rate_paths("bf16", lambda tokens: tokens * 125_000, load, A_TOKEN_A_MS, assumptions, instances)
+    return line_rate_paths(traffic_of(load, assumptions, instances))
+
+
+def traffic_of(load: Load, assumptions: Assumptions = NONE_CACHED, instances: int | None = 1) -> Traffic:
+    return Traffic("bf16", moved, lambda tokens: tokens, (), load, A_TOKEN_A_MS, assumptions, instances)
 
 
 def test_line_rates_by_hand() -> None:
@@ -122,7 +126,7 @@ def row(tokens: int, milliseconds: float | None, **changes: Any) -> Measured:
 
 def cost_of(rows: list[Measured], load: Load) -> PathCost | None:
     (path,) = paths_between_hosts(rows, "m", "bf16", moved)
-    return path.cost("bf16", moved, load, A_TOKEN_A_MS, NONE_CACHED, 1, {"long": 3.0})
+    return path_cost(path, traffic_of(load), {"long": 3.0})
 
 
 def test_what_was_measured_between_two_hosts_is_a_path() -> None:
