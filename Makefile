@@ -21,7 +21,7 @@ CTEST := $(BIN)/ctest --output-on-failure --no-tests=error --parallel $(JOBS) --
 BENCH_ARGS ?=
 PEERS_ARGS ?=
 
-.PHONY: bench benchmarks peers ucx-speed cost-model test test-full install install-dev lint test-native test-python sanitize test-slow test-slow-faults test-slow-rest test-rdma fuzz clean
+.PHONY: bench benchmarks peers ucx-speed cost-model test test-full install install-dev lint test-native test-python sanitize test-slow test-slow-faults test-slow-within test-slow-rest test-rdma fuzz clean
 
 bench: install
 	$(BIN)/python -m kvxfer.bench --model 70b --backend all $(BENCH_ARGS)
@@ -79,16 +79,22 @@ test-python: install-dev
 	$(BIN)/pytest -m 'not slow' --benchmark-disable tests bench/suites
 
 # Bandwidths are measured, and all memory taken, with nothing beside them. Faults wait most of the time, and the emulated
-# machine has one CPU, so the rest runs next to them.
+# machine has one CPU, so the rest runs next to them, in two parts: what builds or stays within one process, and what talks.
+SLOW_ALONE := tests/hosts tests/conformance/test_largest_pool.py
+SLOW_WITHIN := tests/conformance tests/sanitized tests/fuzz tests/wheel
+
 test-slow: install-dev
-	$(BIN)/pytest -m slow tests/hosts tests/conformance/test_largest_pool.py
-	$(MAKE) --jobs=3 --output-sync=target test-slow-faults test-slow-rest test-rdma
+	$(BIN)/pytest -m slow $(SLOW_ALONE)
+	$(MAKE) --jobs=4 --output-sync=target test-slow-faults test-slow-within test-slow-rest test-rdma
 
 test-slow-faults:
 	$(BIN)/pytest -m slow tests/faults
 
+test-slow-within:
+	$(BIN)/pytest -m slow $(SLOW_WITHIN) --ignore=tests/conformance/test_largest_pool.py
+
 test-slow-rest:
-	$(BIN)/pytest -m slow --ignore=tests/hosts --ignore=tests/faults --ignore=tests/rdma --ignore=tests/conformance/test_largest_pool.py
+	$(BIN)/pytest -m slow $(addprefix --ignore=,$(SLOW_ALONE) $(SLOW_WITHIN) tests/faults tests/rdma)
 
 # A Debian kernel with Soft-RoCE, emulated by QEMU. What that takes is installed by package name (by root), or named.
 test-rdma: install-dev

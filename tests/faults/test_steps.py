@@ -24,7 +24,7 @@ AT_ONCE = 8
 
 CHAIN = 8
 
-STEPS_APART = (1, 1) if "KVXFER_EVERY_FAULT" in os.environ else (3, 9)
+STEPS_APART = (1, 1) if "KVXFER_EVERY_FAULT" in os.environ else (6, 9)
 """Every so many-th step is tried with a fault, of the first backend and of the others, unless all are asked for. Each
 fault begins one step later than the one before, so that every step is hit for every backend."""
 
