@@ -48,7 +48,7 @@ std::vector<std::string> modules_beside(const fs::path& library) {
       names.push_back(file.substr(prefix.size(), end - prefix.size()));
   }
   std::ranges::sort(names);
-  names.erase(std::ranges::unique(names).begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
 }
 
