@@ -38,6 +38,17 @@ struct EndpointAddress {
   std::uint8_t reserved[6] = {};
 };
 
+// A peer by hand, that has offered a wire-up to a listener and is answered.
+std::vector<Socket> offered(const std::string& endpoint, std::uint32_t endpoints = 1) {
+  auto lanes = connect_lanes(endpoint, token, 1, soon());
+  Offer offer;
+  offer.endpoints = endpoints;
+  send_all(lanes[0].fd(), &offer, sizeof offer);
+  Answer answer;
+  receive_all(lanes[0].fd(), &answer, sizeof answer);
+  return lanes;
+}
+
 // The endpoint that moves the last bytes need not be the one that sends notices, which sleeps by then.
 TEST(ucx_faults, the_end_is_told_whichever_endpoint_comes_to_it) {
   if (!here()) return;
@@ -119,11 +130,7 @@ TEST(ucx_faults, a_wire_up_that_fails_leaves_no_port_open) {
   EndpointAddress there;
   together([&] { CHECK_THROWS(Fault::peer_lost, "", listens->accept(soon())); },
            [&] {
-             const auto lanes = connect_lanes(endpoint, token, 1, soon());
-             const Offer offer;
-             send_all(lanes[0].fd(), &offer, sizeof offer);
-             Answer answer;
-             receive_all(lanes[0].fd(), &answer, sizeof answer);
+             const auto lanes = offered(endpoint);
              receive_all(lanes[0].fd(), &there, sizeof there);
              CHECK(listened_to(there.port));
            });
@@ -154,12 +161,7 @@ TEST(ucx_faults, listeners_use_the_ports_that_follow_a_data_port) {
   EndpointAddress there[2];
   together([&] { CHECK_THROWS(Fault::peer_lost, "", listens->accept(soon())); },
            [&] {
-             const auto lanes = connect_lanes(endpoint, token, 1, soon());
-             Offer offer;
-             offer.endpoints = 2;
-             send_all(lanes[0].fd(), &offer, sizeof offer);
-             Answer answer;
-             receive_all(lanes[0].fd(), &answer, sizeof answer);
+             const auto lanes = offered(endpoint, 2);
              receive_all(lanes[0].fd(), there, sizeof there);
            });
   CHECK(there[0].port > taken && there[0].port < taken + 256);
@@ -212,11 +214,7 @@ TEST(ucx_faults, a_peer_that_gives_up_its_wire_up_is_not_waited_for) {
   const std::string endpoint = listens->listen("127.0.0.1", 0);
   together([&] { CHECK_THROWS(Fault::peer_lost, "gave up", listens->accept(soon())); },
            [&] {
-             const auto lanes = connect_lanes(endpoint, token, 1, soon());
-             const Offer offer;
-             send_all(lanes[0].fd(), &offer, sizeof offer);
-             Answer answer;
-             receive_all(lanes[0].fd(), &answer, sizeof answer);
+             const auto lanes = offered(endpoint);
              send_all(lanes[0].fd(), "K", 1);
              char byte = 0;
              while (receive_all(lanes[0].fd(), &byte, 1) == 0) continue;

@@ -70,6 +70,13 @@ class Steps:
         return max(i for i, one in enumerate(self.labels) if one == label)
 
 
+def ended_well(status: int | None, err: str, allowed: Sequence[int]) -> bool:
+    """Whether bench ended with one of these, and said why in one line; nothing where it succeeded."""
+    lines = err.splitlines()
+    errors = [line for line in lines if line.startswith("kvxfer bench: error: ")]
+    return status in allowed and lines == errors and len(errors) == (status != 0)
+
+
 class Service:
     """A serve and, where wanted, the relays before it; replaced when a fault has ended them."""
 

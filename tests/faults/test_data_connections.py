@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from two_process.processes import Place
 
-from .matrix import Service, chains
+from .matrix import Service, chains, ended_well
 from .spoiling import DELAY_S, Shuffle, Spoil
 from .zygote import Zygote
 
@@ -93,8 +93,7 @@ def through(zygote: Zygote, backend: str, op: str, some: Sequence[Spoil]) -> lis
         try:
             for rule in some:
                 status, err = service.spoiled(rule, "--op", op, *ALONE[backend])
-                lines = [line for line in err.splitlines() if not line.startswith("kvxfer bench: error: ")]
-                if status not in allowed(rule) or lines or len(err.splitlines()) != (status != 0):
+                if not ended_well(status, err, allowed(rule)):
                     wrong.append(f"{op}, {rule}: ended with {status}: {err}")
             service.whole_run()
         finally:

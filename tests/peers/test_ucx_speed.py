@@ -104,11 +104,11 @@ def test_ours_is_held_against_the_faster_bare_loop_of_the_same_memory(monkeypatc
         ns = own | {name: taken for name, (_, taken) in others.items()}
         return Comparison(title, job, [Measured(offer, 1, 0, 0, ns[offer.name]) for offer in chosen])
 
-    run = SimpleNamespace(
+    run: Any = SimpleNamespace(
         offers=[ours, *offers], offered=lambda _: ours, compare=compare, megabytes=lambda op, _: _small(op), goals=[]
     )
     monkeypatch.setattr(case, "_around_ucx", lambda *_: None)
-    case.measure(run)  # type: ignore[arg-type]
+    case.measure(run)
     goals = {goal.what: goal for goal in run.goals if isinstance(goal, Goal)}
     assert len(goals) == len(run.goals) == 7
     reached = {what.split(" ÷ ")[0]: goal for what, goal in goals.items() if "bare" in what}
