@@ -57,7 +57,7 @@ def parse_one_cut(text: str, layers: int, longest: int) -> Cut | Literal["best"]
     word = text.strip().lower()
     if word == "best":
         return "best"
-    if word == "sweep" or "," in word:
+    if word in ("sweep", "all") or "," in word:
         raise UsageError(
             f"--pipeline {quoted(text)} is not allowed: plan looks at one cut; give off, best, or layers per send from "
             f"1 to {layers} (the model's), with xTOKENS for chunks of the prompt, such as 4 or 4x2048"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvxfer.cost.model import CostModel, from_record
+from kvxfer.cost.model import CostModel, finite, from_record
 from kvxfer.errors import UsageError
 from kvxfer.wording import quoted
 
@@ -116,11 +116,11 @@ def _fitted(record: Any) -> Fitted:
             high=_at_an_end(model, record, 1),
             bytes=_range(record["valid"]["bytes"]),
             descriptors=_range(record["valid"]["descriptors"]),
-            held_out_percent=None if held_out is None else float(held_out["median_percent"]),
+            held_out_percent=None if held_out is None else finite(held_out["median_percent"]),
             one_rank=record.get("tp", ONE_RANK) == record.get("pp", ONE_RANK) == ONE_RANK,
             **{name: _text(record[name]) for name in ("model", "dtype", "backend", "op", "scope")},
         )
-    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, ArithmeticError) as error:
         raise UsageError(
             f"the cost model of {quoted(record.get('backend'))} in the result is damaged; measure again"
         ) from error
@@ -132,19 +132,19 @@ def _at_an_end(model: CostModel, record: Mapping[str, Any], end: int) -> CostMod
         replace(band, ns_per_byte=_ns_per_byte(told["beta_gbyte_s"], 1 - end))
         for band, told in zip(model.bands, record["bands"], strict=True)
     )
-    alpha, gamma = (float(record[name]["ci95"][end]) for name in ("alpha_ns", "gamma_ns"))
+    alpha, gamma = (finite(record[name]["ci95"][end]) for name in ("alpha_ns", "gamma_ns"))
     return CostModel(model.form, alpha, gamma, bands)
 
 
 def _ns_per_byte(beta: Mapping[str, Any] | None, end: int) -> float:
     """0 where bytes take no time that shows, or may take none."""
     rate = None if beta is None else beta["ci95"][end]
-    return 0.0 if rate is None else 1 / float(rate)
+    return 0.0 if rate is None else 1 / finite(rate)
 
 
 def _range(ends: Sequence[Any]) -> tuple[int, int]:
     low, high = ends
-    if type(low) is not int or type(high) is not int or not 0 <= low <= high:
+    if type(low) is not int or type(high) is not int or not 1 <= low <= high:
         raise ValueError
     return low, high
 

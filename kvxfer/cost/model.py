@@ -13,6 +13,7 @@ takes, in the mean, T / n or what it occupies the path for, whichever is more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -80,6 +81,14 @@ class CostModel:
         return max((self.alpha_ns + work) / inflight, self.occupancy_ns + work)
 
 
+def finite(value: Any) -> float:
+    """Raises ValueError: JSON has numbers, such as 1e999, that are too large for one."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
 def from_record(record: Mapping[str, Any]) -> CostModel:
     """The model in an entry of a result file's `cost_model`. Raises UsageError when it is damaged."""
     try:
@@ -87,22 +96,22 @@ def from_record(record: Mapping[str, Any]) -> CostModel:
         occupancy = record["occupancy_ns"]
         bands = tuple(
             Band(
-                int(band["from_bytes"]),
-                1 / float(band["beta_gbyte_s"]["value"]) if band["beta_gbyte_s"] is not None else 0.0,
-                float(band["step_ns"]),
+                int(finite(band["from_bytes"])),
+                1 / finite(band["beta_gbyte_s"]["value"]) if band["beta_gbyte_s"] is not None else 0.0,
+                finite(band["step_ns"]),
             )
             for band in record["bands"]
         )
         model = CostModel(
             form,
-            float(record["alpha_ns"]["value"]),
-            float(record["gamma_ns"]["value"]),
+            finite(record["alpha_ns"]["value"]),
+            finite(record["gamma_ns"]["value"]),
             bands,
-            None if occupancy is None else float(occupancy["value"]),
+            None if occupancy is None else finite(occupancy["value"]),
         )
         if form not in FORMS or not bands or bands[0].from_bytes:
             raise ValueError
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(
             f"the cost model of {quoted(record.get('backend'))} in the result is damaged; measure again"
         ) from error

@@ -155,7 +155,8 @@ class Pipelining:
 
     def _prefill_ms(self, tokens: int) -> float:
         """Where the prefill's time is not known, which break-even may ask for, at the rate of the nearest known one."""
-        known = tokens if self.source.covers(tokens) else min(self.known, key=lambda one: abs(one - tokens))
+        ends = self.assumptions.cached_tokens(tokens), tokens
+        known = tokens if all(map(self.source.covers, ends)) else min(self.known, key=lambda one: abs(one - tokens))
         return prompt_ms(self.source, self.assumptions, known) * tokens / known
 
 

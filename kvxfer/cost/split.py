@@ -190,9 +190,8 @@ class MeasuredPath:
     @property
     def carrier(self) -> Carrier | None:
         """A single length does not tell what a smaller send takes."""
-        if len({row.bytes for row in self.rows}) < len(self.rows) or len(self.rows) < 2:
-            return None
-        return MeasuredLink([(row.bytes, (row.transfer_ms or 0.0) * 1e6) for row in self.rows])
+        points = {row.bytes: (row.transfer_ms or 0.0) * 1e6 for row in self.rows}  # lengths may fill the same blocks
+        return MeasuredLink(list(points.items())) if len(points) > 1 else None
 
 
 @dataclass(frozen=True)

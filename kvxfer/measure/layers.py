@@ -69,7 +69,7 @@ class Layers:
         if on_gpu:
             usable_bytes = torch.cuda.mem_get_info()[0]
         element = 2 if on_gpu else 4
-        needed = [element * sum(_elements(widths, tokens) for widths in kinds) for kinds in candidates]
+        needed = [element * sum(_elements(widths, tokens, on_gpu) for widths in kinds) for kinds in candidates]
         fitting = [number for number, size in enumerate(needed) if size <= usable_bytes]
         if not fitting:
             raise UnavailableError(
@@ -264,11 +264,11 @@ class _Layer:
         return normed
 
 
-def _elements(widths: Widths, tokens: int) -> int:
-    """The most that a layer and one pass through it hold at once."""
+def _elements(widths: Widths, tokens: int, on_gpu: bool) -> int:
+    """The most that a layer and one pass through it hold at once; a GPU's attention keeps a mask, and no scores."""
     heads = widths.heads * (widths.head_dim_k + widths.head_dim_v)
     wide = 4 * widths.hidden + 3 * max(widths.columns, widths.expert_columns) + 3 * heads + widths.experts
-    return widths.params + tokens * wide + widths.heads * tokens * tokens
+    return widths.params + tokens * wide + (1 if on_gpu else widths.heads) * tokens * tokens
 
 
 def _require_sensible(widths: Widths, tokens: int) -> None:

@@ -253,6 +253,17 @@ def test_prefill_as_measured_is_a_basis_of_its_own_and_decides(tmp_path: Path, c
     assert document["ratio"][2]["prefill_ms"] == pytest.approx(235)
 
 
+def test_break_even_is_looked_for_among_prefills_that_are_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a shorter prompt half of which is cached the file may know the whole and not the half."""
+    times = tmp_path / "times.csv"
+    times.write_text("512,100\n1024,150\n8192,900\n")
+    argv = ["--tokens", "8192", "--prefix-hit-prefill", "0.5", "--prefill-csv", str(times)]
+    document = planned(capsys, *ARTICLE, *argv, "--pipeline", "1", "--fixed-ms", "10", "--send-ms", "10")
+    assert document["plan"]["split"][0]["pipelined"]["break_even_tokens"] is not None
+
+
 def network_result(tmp_path: Path, **changes: Any) -> str:
     result = example_result() | {"scope": "network"}
     for row in result["results"]:
@@ -466,6 +477,7 @@ def test_unknown_parameters_leave_the_verdict_open(tmp_path: Path, capsys: Captu
         (["--pipeline", "33"], "from 1 to 32"),
         (["--pipeline", "1,2"], "plan looks at one cut"),
         (["--pipeline", "sweep"], "give off, best"),
+        (["--pipeline", "all"], "give off, best"),
         (["--pipeline", "fast"], "--pipeline 'fast'"),
         (["--pipeline", "1x1", "--tokens", "8192"], "at most 4,096"),
         (["--fragmentation", "1.5"], "--fragmentation"),
