@@ -8,7 +8,9 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "backend/lane.h"
 
@@ -70,7 +72,11 @@ void abort_connection(int fd) {
   sockaddr nowhere{};
   nowhere.sa_family = AF_UNSPEC;
   // By its number: ThreadSanitizer takes connect() for the making of the descriptor, which other threads use meanwhile.
-  ::syscall(SYS_connect, fd, &nowhere, sizeof nowhere);
+  const auto ended = [&] { return ::syscall(SYS_connect, fd, &nowhere, sizeof nowhere) == 0 || errno != EBUSY; };
+  if (ended()) return;
+  // Some kernels refuse while a thread waits on it, which this ends.
+  ::shutdown(fd, SHUT_RDWR);
+  for (int tries = 0; tries < 100 && !ended(); ++tries) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 }  // namespace kvxfer::tcp

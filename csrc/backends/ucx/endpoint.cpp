@@ -72,6 +72,7 @@ void Endpoint::destroy() {
   if (flush_ != nullptr && !UCS_PTR_IS_ERR(flush_)) library_.ucp_request_free(flush_);
   flush_ = nullptr;
   if (abandoned_) {
+    admit_nobody();
     abandon({worker_, context_});
   } else {
     stop_listening();

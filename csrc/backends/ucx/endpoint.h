@@ -66,6 +66,8 @@ class Endpoint {
   // What UCX says carries the bytes, such as tcp/lo.
   std::string transport() const;
 
+  // UCX is not done with what was handed over: destroy() leaves the worker to itself.
+  void give_up() { abandoned_ = true; }
   // Ends the worker too; nothing but wake() may be called afterwards.
   void destroy();
   // Ends the endpoint, whatever is under way on it; false when UCX did not get done with it in time. It is left to

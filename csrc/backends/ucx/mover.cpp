@@ -119,6 +119,7 @@ void UcxPeer::hand_over_piece(Mover& mover, const iovec& here, const iovec& ther
   if (own == nullptr || other == nullptr) return mover.endpoint.fail(UCS_ERR_INVALID_ADDR);
   Part& part = *mover.part;
   Request& made = *mover.unused.back();
+  mover.unused.pop_back();  // before the call, in which others may come back
   made = {&part, here.iov_len};
   mover.put_param.user_data = &made;
   mover.put_param.memh = own->handle;
@@ -126,9 +127,9 @@ void UcxPeer::hand_over_piece(Mover& mover, const iovec& here, const iovec& ther
       part.transfer->gets()
           ? library_.ucp_get_nbx(mover.endpoint.get(), here.iov_base, here.iov_len, to, other->key, &mover.put_param)
           : library_.ucp_put_nbx(mover.endpoint.get(), here.iov_base, here.iov_len, to, other->key, &mover.put_param);
+  if (request == nullptr || UCS_PTR_IS_ERR(request)) mover.unused.push_back(&made);
   if (UCS_PTR_IS_ERR(request)) return mover.endpoint.fail(UCS_PTR_STATUS(request));
   if (request == nullptr) return moved(part, here.iov_len);
-  mover.unused.pop_back();
   ++mover.outstanding;
   ++part.outstanding;
 }
@@ -374,6 +375,7 @@ void UcxPeer::end(Mover& mover) {
     mover.endpoint.progress();
   if (mover.outstanding == 0)  // what UCX is not done with may still look at them
     for (const RemotePool& pool : mover.remote) library_.ucp_rkey_destroy(pool.key);
+  if (mover.outstanding > 0 || (mover.number == 0 && messages_under_way_ > 0)) mover.endpoint.give_up();
   mover.remote.clear();
   mover.endpoint.destroy();
   mark_ended(mover, true);

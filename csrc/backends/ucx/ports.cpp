@@ -51,7 +51,8 @@ std::vector<int> listeners_of(const std::function<void()>& open) {
 void admit_nobody(const std::vector<int>& listeners) noexcept {
   sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
   const sock_fprog program{1, &drop};
-  for (const int fd : listeners) ::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
+  for (const int fd : listeners)
+    if (takes_tcp_connections(fd)) ::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
 }
 
 }  // namespace kvxfer::ucx
