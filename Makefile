@@ -78,14 +78,14 @@ test-native: install-dev
 test-python: install-dev
 	$(BIN)/pytest -m 'not slow' --benchmark-disable tests bench/suites
 
-# Bandwidths are measured, and all memory taken, with nothing beside them. Faults wait most of the time, and the emulated
-# machine has one CPU, so the rest runs next to them, in two parts: what builds or stays within one process, and what talks.
+# Bandwidths are measured, and all memory taken, with nothing beside them. Faults wait most of the time, so the rest runs
+# next to them, in two parts, and the emulated machine when one of these is done: a fourth at once starves the others.
 SLOW_ALONE := tests/hosts tests/conformance/test_largest_pool.py
 SLOW_WITHIN := tests/conformance tests/sanitized tests/fuzz tests/wheel
 
 test-slow: install-dev
 	$(BIN)/pytest -m slow $(SLOW_ALONE)
-	$(MAKE) --jobs=4 --output-sync=target test-slow-faults test-slow-within test-slow-rest test-rdma
+	$(MAKE) --jobs=3 --output-sync=target test-slow-faults test-slow-within test-slow-rest test-rdma
 
 test-slow-faults:
 	$(BIN)/pytest -m slow tests/faults

@@ -65,8 +65,11 @@ void take_offer(const std::string& says) {
   std::vector<Socket> lanes;
   together([&] { must_fail([&] { context->accept(Deadline::after(hasty)); }); },
            [&] {
-             lanes = connect_lanes(endpoint, token, 1, soon());
-             send_all(lanes[0].fd(), says.data(), says.size());
+             try {
+               lanes = connect_lanes(endpoint, token, 1, Deadline::after(50 * hasty));
+               send_all(lanes[0].fd(), says.data(), says.size());
+             } catch (const Error&) {  // on a busy machine nobody waits any more
+             }
            });
 }
 
@@ -83,8 +86,11 @@ void take_answer(std::string says) {
   std::vector<Socket> lanes;
   together([&] { must_fail([&] { context->connect(listener.endpoint(), Deadline::after(hasty)); }); },
            [&] {
-             lanes = listener.accept(soon());
-             send_all(lanes[0].fd(), says.data(), says.size());
+             try {
+               lanes = listener.accept(Deadline::after(50 * hasty));
+               send_all(lanes[0].fd(), says.data(), says.size());
+             } catch (const Error&) {
+             }
            });
 }
 
