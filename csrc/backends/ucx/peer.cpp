@@ -621,7 +621,9 @@ void UcxPeer::let_go(Parting parting) noexcept {
   }
   if (on_own_thread()) return;  // its own wait would be for itself
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, farewell_patience, [&] { return all_ended() && (parting == Parting::lost || bye_sent_); });
+  // Movers that are gone, since the peer parted first, send no bye any more.
+  changed_.wait_for(lock, farewell_patience,
+                    [&] { return all_ended() && (parting == Parting::lost || bye_sent_ || all_gone()); });
 }
 
 void UcxPeer::say_bye() noexcept {
