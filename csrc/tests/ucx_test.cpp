@@ -79,6 +79,24 @@ TEST(ucx, describe_names_what_carries_the_bytes) {
   CHECK_EQ(other.a.context->details().at("errors"), "none");
 }
 
+// Before anything is moved the lanes are all that is known, and of those it may be another one.
+TEST(ucx, describe_names_what_has_carried_them) {
+  if (!here()) return;
+  const Subject by_memory = subject({{"errors", 1}, {"pool", 1}});
+  Rig rig(by_memory, {1 << 20});
+  const PlanPieces pieces = shuffled(64, 4096, 4);
+  const auto plans = rig.prepare(pieces);
+  CHECK(!rig.a.context->details().contains("protocol"));
+  rig.move(plans, Op::push, 1);
+  const std::string pushed = rig.a.context->details().at("protocol");
+  CHECK(pushed.starts_with("put "));
+  CHECK(!rig.b.context->details().contains("protocol"));
+  rig.move(plans, Op::pull, 2);
+  CHECK(rig.b.context->details().at("protocol").starts_with("get "));
+  CHECK_EQ(rig.a.context->details().at("protocol"), pushed);
+  CHECK(rig.a.peer->describe().front().find('/') != std::string::npos);
+}
+
 // The side that connects decides for both.
 TEST(ucx, sides_with_different_options_agree) {
   if (!here()) return;

@@ -5,8 +5,19 @@ from __future__ import annotations
 from kvxfer.control import messages as m
 
 ABSENT = "(not set)"
-OF_THE_SENDER = frozenset({"zerocopy"})
-"""Details that the prefill side alone has to tell."""
+OF_ONE_SIDE = frozenset({"zerocopy", "protocol"})
+"""Details that only the side has to tell that sends the bytes, or puts or gets them."""
+
+
+def told(found: m.Described, there: m.Described, differences: dict[str, str]) -> m.Described:
+    """What carried a row's bytes, each lane once, and how, of what both sides describe.
+
+    A library that tells how it moved the pieces ("protocol") does so at the side that moved them, which is decode where
+    it gets them. Its lanes are what carried them; the other side knows only what they might have gone over.
+    """
+    mover = there if "protocol" in there.details.keys() - found.details.keys() else found
+    moved = {name: mover.details[name] for name in ("protocol",) if name in mover.details}
+    return m.Described(list(dict.fromkeys(mover.lanes)), found.details | differences | moved)
 
 
 def at_decode(opened: tuple[m.Opened, m.Opened], described: tuple[m.Described, m.Described]) -> dict[str, str]:
@@ -17,7 +28,7 @@ def at_decode(opened: tuple[m.Opened, m.Opened], described: tuple[m.Described, m
     )
     return {
         f"decode {name}": theirs.get(name, ABSENT)
-        for name in sorted((ours.keys() | theirs.keys()) - OF_THE_SENDER)
+        for name in sorted((ours.keys() | theirs.keys()) - OF_ONE_SIDE)
         if ours.get(name) != theirs.get(name)
     }
 

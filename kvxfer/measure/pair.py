@@ -19,7 +19,7 @@ from kvxfer.cache.tables import BlockTables
 from kvxfer.control import messages as m
 from kvxfer.errors import WrongBytesError
 from kvxfer.measure.endpoint import reachable
-from kvxfer.measure.libraries import at_decode, warning_of
+from kvxfer.measure.libraries import at_decode, told, warning_of
 from kvxfer.measure.request import ComputeKind, Effort, Row
 from kvxfer.measure.session import Session
 from kvxfer.model.widths import Share
@@ -267,7 +267,7 @@ class Pair:
         found, there = self._session.both(self._number, m.Describe(), m.Describe(), m.Described)
         differences = at_decode((self.opened, self._opened_there), (found, there))
         self.warning = "; ".join(filter(None, (self.warning, warning_of(differences))))
-        return m.Described(list(dict.fromkeys(found.lanes)), found.details | differences)
+        return told(found, there, differences)
 
     def control_rtt_ns(self, pings: int = 21) -> int:
         """Median round trip to the decode worker over the control channel."""

@@ -57,6 +57,28 @@ def test_without_watching_the_peer_it_uses_memory(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "transport", "protocol"),
+    [
+        (("pool=ucx",), "posix/memory", "put "),
+        (("pool=mapped",), "tcp/lo", "put zero-copy"),
+        (("pull=get",), "posix/memory", "get software emulation"),
+    ],
+    ids=["its own pool", "memory that it cannot map", "gets made of messages"],
+)
+def test_the_transport_is_that_of_the_requests(
+    place: Place, options: tuple[str, ...], transport: str, protocol: str
+) -> None:
+    """Of several lanes. Which one depends on the memory, and on who moves the pieces: here prefill, or decode."""
+    chosen = [word for one in ("errors=none", *options) for word in ("--backend-option", f"ucx.{one}")]
+    (pull,) = rows(place, "--op", "pull", *chosen, UCX_TLS="posix,tcp")
+    if "protocol" not in pull["library"]["details"]:
+        pytest.skip("this UCX does not tell how a request goes")
+    assert pull["transport"] == transport
+    assert pull["library"]["details"]["protocol"].startswith(protocol)
+    assert pull["library"]["warning"] == ""
+
+
+@pytest.mark.parametrize(
     ("environment", "says"),
     [
         ({"KVXFER_UCX_LIBRARY": "/nowhere/libucp.so.0"}, "/nowhere/libucp.so.0: there is no such file"),

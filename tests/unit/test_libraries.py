@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvxfer.control import messages as m
-from kvxfer.measure.libraries import at_decode, warning_of
+from kvxfer.measure.libraries import at_decode, told, warning_of
 
 
 def opened(path: str, version: str) -> m.Opened:
@@ -29,6 +29,21 @@ def test_a_library_elsewhere_is_told_and_no_reason_to_warn() -> None:
 def test_what_only_a_sender_has_to_tell_is_no_difference() -> None:
     library = opened("", "6.18")
     assert at_decode((library, library), (described(zerocopy="7 calls"), described())) == {}
+
+
+def test_the_side_that_moved_the_pieces_tells_over_what() -> None:
+    lanes, putting = (
+        m.Described(["tcp/lo"], {"pull": "get"}),
+        m.Described(["cma/memory"], {"protocol": "put zero-copy"}),
+    )
+    getting = m.Described(["posix/memory", "posix/memory"], {"protocol": "get software emulation"})
+    assert told(putting, lanes, {}) == m.Described(["cma/memory"], {"protocol": "put zero-copy"})
+    assert told(lanes, getting, {}) == m.Described(
+        ["posix/memory"], {"pull": "get", "protocol": "get software emulation"}
+    )
+    assert told(lanes, lanes, {"decode UCX_TLS": "tcp"}) == m.Described(
+        ["tcp/lo"], {"pull": "get", "decode UCX_TLS": "tcp"}
+    )
 
 
 def test_another_version_and_other_variables_are_warned_of() -> None:

@@ -5,13 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
-#include <sstream>
 #include <vector>
 
 #include "backend/error.h"
@@ -21,7 +17,6 @@ namespace kvxfer::ucx {
 namespace {
 
 constexpr unsigned message_id = 1;
-constexpr std::size_t max_transports = 32;
 
 struct Abandoned {
   ucp_worker_h worker;
@@ -211,60 +206,6 @@ void Endpoint::wake() {
   if (!asleep_.exchange(false, std::memory_order_seq_cst)) return;
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto written = ::write(wake_.fd(), &one, sizeof one);
-}
-
-// --- what it is ------------------------------------------------------------------------------------------------------
-
-std::string Endpoint::printed() const {
-  char* text = nullptr;
-  std::size_t bytes = 0;
-  std::FILE* const file = ::open_memstream(&text, &bytes);
-  if (file == nullptr) return {};
-  library_.ucp_ep_print_info(endpoint_, file);
-  std::fclose(file);
-  const std::unique_ptr<char, decltype(&std::free)> owner(text, std::free);
-  return {text, bytes};
-}
-
-namespace {
-
-void add(std::string& all, const std::string& one) {
-  if (("+" + all + "+").find("+" + one + "+") == std::string::npos) all += (all.empty() ? "" : "+") + one;
-}
-
-// Of lines such as "lane[1]:  1:tcp/lo.0 md[1] -> md[1]/tcp/sysdev[255] rma_bw#0 am wireup": the transport and device
-// of those that have a use, each once.
-std::string lanes_for(const std::string& use, const std::string& printed) {
-  std::string found;
-  std::istringstream lines(printed);
-  for (std::string line; std::getline(lines, line);) {
-    const std::size_t lane = line.find("lane["), colon = line.find(':', lane), number = line.find(':', colon + 1);
-    if (lane == std::string::npos || number == std::string::npos || line.find(" " + use) == std::string::npos) continue;
-    std::string name = line.substr(number + 1, line.find(' ', number) - number - 1);
-    if (const std::size_t path = name.rfind('.'); path != std::string::npos) name.resize(path);
-    if (name.find('/') != std::string::npos) add(found, name);
-  }
-  return found;
-}
-
-}  // namespace
-
-// Which of an endpoint's transports puts and gets go over is told by what it prints alone; the query tells them all,
-// and nothing at all before 1.14.
-std::string Endpoint::transport() const {
-  const std::string text = printed();
-  std::string found = lanes_for("rma", text);
-  if (found.empty()) found = lanes_for("am", text);  // UCX makes puts and gets of messages there
-  if (!found.empty()) return found;
-  std::array<ucp_transport_entry_t, max_transports> entries{};
-  ucp_ep_attr_t attributes{};
-  attributes.field_mask = UCP_EP_ATTR_FIELD_TRANSPORTS;
-  attributes.transports = {entries.data(), entries.size(), sizeof entries[0]};
-  if (library_.ucp_ep_query(endpoint_, &attributes) == UCS_OK)
-    for (unsigned i = 0; i < attributes.transports.num_entries; ++i)
-      if (entries[i].transport_name != nullptr && entries[i].device_name != nullptr && *entries[i].device_name != '\0')
-        add(found, std::string(entries[i].transport_name) + "/" + entries[i].device_name);
-  return found.empty() ? "unknown" : found;
 }
 
 bool Endpoint::close(bool by_force, Deadline deadline) {

@@ -63,8 +63,6 @@ class Endpoint {
   void fail(ucs_status_t status) {
     if (status_ == UCS_OK) status_ = status;
   }
-  // What UCX says carries the bytes, such as tcp/lo.
-  std::string transport() const;
 
   // UCX is not done with what was handed over: destroy() leaves the worker to itself.
   void give_up() { abandoned_ = true; }
@@ -82,7 +80,6 @@ class Endpoint {
   void create(ucp_ep_params_t& params);
   bool armed();
   void await_event(Nanoseconds at_most);
-  std::string printed() const;
 
   std::shared_ptr<UcpContext> context_;
   const Library& library_;

@@ -43,6 +43,7 @@ namespace kvxfer::ucx {
   X(ucp_get_nbx)                    \
   X(ucp_am_send_nbx)                \
   X(ucp_request_check_status)       \
+  X(ucp_request_query)              \
   X(ucp_request_free)               \
   X(ucs_status_string)
 

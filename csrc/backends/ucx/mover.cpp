@@ -1,8 +1,10 @@
 // What the thread of one endpoint does: it hands pieces to UCX, lets it work, and says when all has come to an end.
 #include <algorithm>
+#include <new>
 #include <string>
 
 #include "backends/ucx/peer.h"
+#include "backends/ucx/transport.h"
 
 namespace kvxfer::ucx {
 
@@ -16,6 +18,7 @@ constexpr Nanoseconds longest_sleep = 1'000'000'000;
 // What is under way when this side closes, or gives the peer up, has so long to end.
 constexpr Nanoseconds parting_patience = 1'000'000'000;
 constexpr unsigned message_id = 1;
+constexpr std::uint32_t always_a_request = UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
 
 thread_local const UcxPeer* moves_for = nullptr;  // the peer whose thread this is
 thread_local bool sends = false;                  // the thread of its first mover
@@ -119,14 +122,22 @@ void UcxPeer::hand_over_piece(Mover& mover, const iovec& here, const iovec& ther
   if (own == nullptr || other == nullptr) return mover.endpoint.fail(UCS_ERR_INVALID_ADDR);
   Part& part = *mover.part;
   Request& made = *mover.unused.back();
-  mover.unused.pop_back();  // before the call, in which others may come back
-  made = {&part, here.iov_len};
+  mover.unused.pop_back();  // before the call, in which others, and with a request always it itself, may come back
+  const Kind kind{part.transfer->gets(), here.iov_len};
+  made = {&part, here.iov_len, asks_about(mover, kind)};
   mover.put_param.user_data = &made;
   mover.put_param.memh = own->handle;
-  const ucs_status_ptr_t request =
-      part.transfer->gets()
-          ? library_.ucp_get_nbx(mover.endpoint.get(), here.iov_base, here.iov_len, to, other->key, &mover.put_param)
-          : library_.ucp_put_nbx(mover.endpoint.get(), here.iov_base, here.iov_len, to, other->key, &mover.put_param);
+  const auto hand_over = [&, to_peer = mover.endpoint.get()] {
+    return kind.gets ? library_.ucp_get_nbx(to_peer, here.iov_base, here.iov_len, to, other->key, &mover.put_param)
+                     : library_.ucp_put_nbx(to_peer, here.iov_base, here.iov_len, to, other->key, &mover.put_param);
+  };
+  ucs_status_ptr_t request = UCS_STATUS_PTR(UCS_ERR_UNSUPPORTED);
+  if (made.asked_about) {
+    mover.put_param.op_attr_mask |= always_a_request;
+    request = hand_over();
+    mover.put_param.op_attr_mask &= ~always_a_request;
+  }
+  if (request == UCS_STATUS_PTR(UCS_ERR_UNSUPPORTED)) request = hand_over();  // not asked about, or cannot be
   if (request == nullptr || UCS_PTR_IS_ERR(request)) mover.unused.push_back(&made);
   if (UCS_PTR_IS_ERR(request)) return mover.endpoint.fail(UCS_PTR_STATUS(request));
   if (request == nullptr) return moved(part, here.iov_len);
@@ -134,13 +145,32 @@ void UcxPeer::hand_over_piece(Mover& mover, const iovec& here, const iovec& ther
   ++part.outstanding;
 }
 
+// About the first piece of each kind: UCX tells how a request goes, and a piece that has none cannot be asked about.
+bool UcxPeer::asks_about(Mover& mover, Kind kind) {
+  if (mover.kinds.size() == most_kinds || std::ranges::find(mover.kinds, kind) != mover.kinds.end()) return false;
+  mover.kinds.push_back(kind);
+  return true;
+}
+
+void UcxPeer::learn_how(Mover& mover, bool gets, void* handle) noexcept {
+  try {
+    const auto protocol = protocol_of(library_, handle);
+    if (!protocol) return;
+    const std::lock_guard lock(mutex_);
+    add(mover.carried, protocol->transport);
+    add(mover.how, (gets ? "get " : "put ") + protocol->how, ", ");
+  } catch (const std::bad_alloc&) {  // then it stays with what its lanes are
+  }
+}
+
 void UcxPeer::on_moved(void* handle, ucs_status_t status, void* user_data) {
   auto& request = *static_cast<Request*>(user_data);
   Part& part = *request.part;
   Mover& mover = *part.mover;
   mover.unused.push_back(&request);
-  --part.outstanding;
+  --part.outstanding;  // to be counted yet, where it comes back before the call has returned
   --mover.outstanding;
+  if (status == UCS_OK && request.asked_about) mover.peer.learn_how(mover, part.transfer->gets(), handle);
   if (status == UCS_OK)
     mover.peer.moved(part, request.bytes);
   else

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backends/ucx/transport.h"
 #include "backends/ucx/wire_up.h"
 
 namespace kvxfer::ucx {
@@ -46,6 +47,7 @@ UcxPeer::Mover::Mover(UcxPeer& of, std::size_t its_number, std::uint64_t client_
   flush_param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   flush_param.cb.send = on_flushed;
   touched.reserve(2 * max_inflight);
+  kinds.reserve(most_kinds);
   for (Request& request : requests) unused.push_back(&request);
 }
 
@@ -68,8 +70,17 @@ UcxPeer::~UcxPeer() {
 
 std::vector<std::string> UcxPeer::describe() const {
   std::vector<std::string> lanes;
-  for (const auto& mover : movers_) lanes.push_back(mover->transport);
+  const std::lock_guard lock(mutex_);
+  for (const auto& mover : movers_) lanes.push_back(mover->carried.empty() ? mover->transport : mover->carried);
   return lanes;
+}
+
+std::string UcxPeer::protocols() const {
+  std::string all;
+  const std::lock_guard lock(mutex_);
+  for (const auto& mover : movers_)
+    if (!mover->how.empty()) add(all, mover->how, ", ");
+  return all;
 }
 
 // --- wire-up ---------------------------------------------------------------------------------------------------------
@@ -127,7 +138,7 @@ void UcxPeer::wire_up(bool first, Deadline deadline) {
   for (const auto& mover : movers_) {
     mover->endpoint.stop_listening();
     mover->endpoint.admit_nobody();
-    mover->transport = mover->endpoint.transport();
+    mover->transport = transport_of(library_, mover->endpoint.get());
   }
 }
 

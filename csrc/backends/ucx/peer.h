@@ -48,7 +48,8 @@ class UcxPeer final : public LanePeer {
   bool cancel(std::uint64_t tag) override;
   // How a pull of this side moves bytes: the other side puts them, when asked; or this side gets them.
   bool pulls_by_put() const;
-  bool wired_up() const;  // one that is not is asked nothing else
+  std::string protocols() const;  // how this side has moved pieces, such as "put zero-copy"; "" while it has not
+  bool wired_up() const;          // one that is not is asked nothing else
   std::vector<std::string> describe() const override;
   std::uint64_t bytes_moved() const override { return bytes_moved_.load(std::memory_order_relaxed); }
 
@@ -79,6 +80,15 @@ class UcxPeer final : public LanePeer {
   struct Request {
     Part* part = nullptr;
     std::uint64_t bytes = 0;
+    bool asked_about = false;
+  };
+
+  // Pieces that UCX moves in one way; no request of ours has more of them than this, or the others go as those do.
+  static constexpr std::size_t most_kinds = 16;
+  struct Kind {
+    bool gets = false;
+    std::uint64_t bytes = 0;
+    bool operator==(const Kind&) const = default;
   };
 
   enum class Role : std::uint8_t { move, ask };  // whose pieces this side moves; which it asks the other side to move
@@ -144,7 +154,9 @@ class UcxPeer final : public LanePeer {
     std::function<void()>* job = nullptr;  // under mutex_
     bool ended = false;                    // under mutex_: it moves nothing any more
     bool gone = false;                     // under mutex_: nor can the other side reach it
-    std::string transport;
+    std::string transport;                 // of its lanes
+    std::vector<Kind> kinds;               // about which UCX was asked
+    std::string carried, how;              // under mutex_: what it said, of transports and of protocols
 
     Mover(UcxPeer& of, std::size_t its_number, std::uint64_t client_id);
   };
@@ -173,6 +185,8 @@ class UcxPeer final : public LanePeer {
   void listen_to_others(Mover& mover);
   bool hand_to_ucx(Mover& mover, bool& waits_for_ready);
   void hand_over_piece(Mover& mover, const iovec& here, const iovec& there);
+  static bool asks_about(Mover& mover, Kind kind);
+  void learn_how(Mover& mover, bool gets, void* handle) noexcept;
   bool take_chunk(Mover& mover, bool& waits_for_ready);
   bool finish_parts(Mover& mover);
   void flush(Mover& mover, Part& part);

@@ -7,6 +7,7 @@
 #include "backend/lane_context.h"
 #include "backends/ucx/context.h"
 #include "backends/ucx/peer.h"
+#include "backends/ucx/transport.h"
 #include "backends/ucx/wire_up.h"
 #include "memory/pattern.h"
 
@@ -73,7 +74,7 @@ class UcxContext final : public LaneContext {
       const auto& peer = static_cast<const UcxPeer&>(*one);
       if (!peer.wired_up()) continue;
       found["pull"] = peer.pulls_by_put() ? "put by the target, when asked" : "get";
-      break;
+      if (const std::string protocols = peer.protocols(); !protocols.empty()) add(found["protocol"], protocols, ", ");
     }
     for (char** one = environ; *one != nullptr; ++one) {
       const std::string text = *one;
