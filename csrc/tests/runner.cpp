@@ -25,7 +25,7 @@ namespace {
 
 [[maybe_unused]] const bool looked_for_libraries = (ucx::look_in({KVXFER_PACKAGES}), true);
 
-constexpr unsigned seconds_per_case = 60;  // far more than any needs, sanitizers and a busy machine included
+constexpr unsigned seconds_per_case = 120;  // far more than any needs, sanitizers and a busy machine included
 const char* running = "";
 
 void too_late(int) {

@@ -33,14 +33,15 @@ WITHOUT_RELAY = ("cma",)
 between, the relay."""
 
 _ports = iter(range(20_000, 32_000))  # below those that the kernel gives to connections
+_data_ports = iter(range(12_000, 20_000, 8))  # UCX listens on some that follow
 _ports_lock = threading.Lock()
 
 
-def quiet_port() -> int:
+def quiet_port(ports: Iterator[int] = _ports) -> int:
     """A free port that no connection will take in the meantime."""
     while True:
         with _ports_lock:
-            port = next(_ports)
+            port = next(ports)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
@@ -55,8 +56,13 @@ class Steps:
 
     labels: Sequence[str]
 
-    def needs(self, victim: str, step: int) -> bool | None:
-        """Whether the run still needs the victim at that step; None when it may go either way."""
+    def needs(self, victim: str, step: int, wired_up_alone: bool = False) -> bool | None:
+        """Whether the run still needs the victim at that step; None when it may go either way.
+
+        With `wired_up_alone` the data connections serve to make others, and carry nothing afterwards.
+        """
+        if victim == "data connections" and wired_up_alone:
+            return step < self._last("from decode: Prepare")
         if victim == "data connections":
             return step <= self._last("from decode: Run")
         if victim == "control connection" or victim == "serve":
@@ -99,7 +105,7 @@ class Service:
         return self._zygote.start(function, self._environment, err, *arguments)
 
     def _begin(self) -> None:
-        self._port, self._data = quiet_port(), quiet_port()
+        self._port, self._data = quiet_port(), quiet_port(_data_ports)
         words = ["--port", str(self._port), *self._keys_of_serve]
         if self._relays_ports:
             self._advertised = quiet_port()
@@ -197,7 +203,9 @@ class Service:
         noted = note.read_text().splitlines()
         assert noted[: step + 1] == list(steps.labels[: step + 1]), f"went another way, {status}: {noted} {bench.err}"
         assert status is not None, f"still running after {WITHIN_S} s; {bench.err}"
-        needed = None if stopped else steps.needs(self._victim, step)
+        # UCX makes connections of its own, past the relay. That of kvxfer is watched for its end, which a stop is not.
+        wired_up_alone = self._backend == "ucx" and number == signal.SIGSTOP
+        needed = None if stopped else steps.needs(self._victim, step, wired_up_alone)
         if noted[step + 1] == "nobody":
             needed = False
         says = bench.err.strip().splitlines()
