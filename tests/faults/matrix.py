@@ -59,10 +59,11 @@ class Steps:
     def needs(self, victim: str, step: int, wired_up_alone: bool = False) -> bool | None:
         """Whether the run still needs the victim at that step; None when it may go either way.
 
-        With `wired_up_alone` the data connections serve to make others, and carry nothing afterwards.
+        With `wired_up_alone` the data connections serve to make others. Afterwards they carry nothing, and their end,
+        which is watched for, may come too late to be seen.
         """
-        if victim == "data connections" and wired_up_alone:
-            return step < self._last("from decode: Prepare")
+        if victim == "data connections" and wired_up_alone and step >= self._last("from decode: Prepare"):
+            return None
         if victim == "data connections":
             return step <= self._last("from decode: Run")
         if victim == "control connection" or victim == "serve":
@@ -203,9 +204,8 @@ class Service:
         noted = note.read_text().splitlines()
         assert noted[: step + 1] == list(steps.labels[: step + 1]), f"went another way, {status}: {noted} {bench.err}"
         assert status is not None, f"still running after {WITHIN_S} s; {bench.err}"
-        # UCX makes connections of its own, past the relay. That of kvxfer is watched for its end, which a stop is not.
-        wired_up_alone = self._backend == "ucx" and number == signal.SIGSTOP
-        needed = None if stopped else steps.needs(self._victim, step, wired_up_alone)
+        past_the_relay = self._backend == "ucx"  # go the connections that it makes
+        needed = None if stopped else steps.needs(self._victim, step, past_the_relay)
         if noted[step + 1] == "nobody":
             needed = False
         says = bench.err.strip().splitlines()
