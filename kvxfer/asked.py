@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Annotated, Any, get_type_hints
@@ -13,6 +13,8 @@ import typer
 from kvxfer.cache.given import given_kinds, given_notice
 from kvxfer.cache.hybrid_blocks import hybrid_notices
 from kvxfer.cache.layout import LARGEST_RANKS, Order, RankPair, Ranks, Side, rank_pairs
+from kvxfer.cache.leaving import Leaves, Leaving, Weight
+from kvxfer.cache.sends import complete_blocks
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.cache.wire import Wire, on_the_wire, pieces
 from kvxfer.cost.assumptions import Assumptions
@@ -161,6 +163,17 @@ class Asked:
             held = self.assumptions.held_blocks(tokens, self.block_size)
             missing = blocks_of(tokens, self.block_size) > held
             return of_request(spec.blocks(tokens, held), fragmentation) if missing else 0
+
+        return of_prompt
+
+    def leaving(self, dtype: DType, regions_per_layer: int, fragmentation: float) -> Leaves:
+        """What of a prompt leaves with each send when layers leave as they are computed, of all rank pairs together."""
+        spec = self.spec(dtype, regions_per_layer)
+        found = Leaving(_pairs(spec, self.prefill, self.decode), len(spec.kinds), len(spec.limits))
+
+        def of_prompt(tokens: int, ends: Sequence[float], together: int) -> Sequence[Sequence[Weight]]:
+            blocks = spec.blocks(tokens, self.assumptions.held_blocks(tokens, self.block_size))
+            return found.sends(complete_blocks(ends, tokens, self.block_size, blocks), fragmentation, together)
 
         return of_prompt
 

@@ -175,6 +175,7 @@ def _traffic(
             block_size=asked.block_size,
             source=source,
             assumptions=asked.assumptions,
+            leaves=asked.leaving(dtype, offered.regions, offered.fragmentation),
         )
     return Traffic(
         dtype=dtype.name,

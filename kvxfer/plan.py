@@ -37,6 +37,9 @@ LAYERS = (
     "the prefill of real layers in the measured result (--measure-prefill) decides nothing here: it is no engine's; "
     "time yours, --prefill-csv or --prefill-tokens-per-s"
 )
+EVEN_COMPUTE = (
+    "pipelining: a prompt's compute is shared out evenly over its {:,} layers; bytes and pieces are each layer's own"
+)
 LINE_RATES = "line rates are upper bounds without protocol or set-up cost; kvxfer bench measures what a path takes"
 
 
@@ -162,6 +165,8 @@ def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DTyp
         notices.append(AT_ONCE)
     if request.measurement.layers and request.offered.given is None:
         notices.append(LAYERS)
+    if request.offered.cut is not None:
+        notices.append(EVEN_COMPUTE.format(len(request.spec(request.dtypes[0]).kinds)))
     if one_host := _one_host(request):
         notices.append(ONE_HOST.format(", ".join(one_host)))
     return notices

@@ -6,8 +6,9 @@ layers, and its order among the others is that of compute.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from kvxfer.model.shape import blocks_of
@@ -43,18 +44,22 @@ def chunk_lengths(tokens: int, chunk_tokens: int | None) -> list[int]:
 
 
 def chunk_ends(tokens: int, chunk_tokens: int | None, block_size: int, blocks: Sequence[int]) -> list[list[int]]:
-    """For each chunk, how many of the `blocks` that move in each group are complete at its end.
+    """For each chunk, how many of the `blocks` that move in each group are complete at its end."""
+    return complete_blocks(accumulate(chunk_lengths(tokens, chunk_tokens)), tokens, block_size, blocks)
+
+
+def complete_blocks(ends: Iterable[float], tokens: int, block_size: int, blocks: Sequence[int]) -> list[list[int]]:
+    """How many of the `blocks` that move in each group are complete when so many of a prompt's tokens are computed.
 
     The blocks that move are a prompt's last ones. One that two chunks share is complete with the later one, and a
     state, which is one block, with the last.
     """
     every = blocks_of(tokens, block_size)
-    ends, done = [], 0
-    for length in chunk_lengths(tokens, chunk_tokens):
-        done += length
-        complete = every if done == tokens else done // block_size
-        ends.append([max(0, count - (every - complete)) for count in blocks])
-    return ends
+    found = []
+    for end in ends:
+        complete = every if end >= tokens else int(end // block_size)
+        found.append([max(0, count - (every - complete)) for count in blocks])
+    return found
 
 
 def sends(legs: Sequence[Sequence[Segment]], layers: int, together: int) -> list[Send]:

@@ -7,10 +7,12 @@ for those before it; what is left of the last one when compute ends is exposed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
+
+from kvxfer.cache.leaving import Weight
 
 SAME = 1e-9
 """Relative difference below which two predicted times are the same."""
@@ -67,44 +69,32 @@ def exposed_ns(sends: Sequence[Ready], link: Carrier, compute_ns: float) -> floa
     return max(0.0, *(at - compute_ns for at in usable_ns(sends, link))) if sends else 0.0
 
 
-def by_layers(size: float, descriptors: float, layer_ns: Sequence[float], together: int) -> list[Ready]:
-    """The sends of `together` layers each of a request whose layers weigh the same; `layer_ns` is their compute."""
-    layers, at, found = len(layer_ns), 0.0, []
-    for first in range(0, layers, together):
-        part = layer_ns[first : first + together]
-        at += sum(part)
-        share = len(part) / layers
-        found.append(Ready(at, size * share, descriptors * share))
-    return found
+def computed_sends(chunks: Sequence[tuple[float, Sequence[Weight]]], layers: int, together: int) -> list[Ready]:
+    """The sends of `together` of `layers` layers each of a prompt that is computed chunk by chunk.
 
-
-def by_chunks(
-    size: float, descriptors: float, chunks: Sequence[tuple[float, float]], layers: int, together: int
-) -> list[Ready]:
-    """The sends of `together` of `layers` layers of each chunk; `chunks` are (ns of all layers, share of the bytes)."""
+    `chunks` are (ns of all layers, what each send weighs). The compute of a chunk is shared out evenly over
+    the layers. What has no bytes is not sent.
+    """
     at, found = 0.0, []
-    for ns, share in chunks:
-        for first in range(0, layers, together):
-            part = min(together, layers - first) / layers
-            at += ns * part
-            found.append(Ready(at, size * share * part, descriptors * share * part))
+    for ns, weights in chunks:
+        for number, (size, descriptors) in enumerate(weights):
+            at += ns * min(together, layers - number * together) / layers
+            if size:
+                found.append(Ready(at, size, descriptors))
     return found
 
 
-def best_layers(
-    size: float, descriptors: float, layer_ns: Sequence[float], link: Link, choices: Sequence[int]
-) -> tuple[int, float]:
-    """Layers per send with the least exposed time, and that time; all layers at once is always among the choices.
+def best_layers(exposed: Callable[[int], float], layers: int, choices: Iterable[int]) -> int:
+    """Layers per send with the least exposed time, by `exposed`; all layers at once is always among the choices.
 
     Of several that are the same, the one with the fewest sends.
     """
-    compute = sum(layer_ns)
-    best, least = len(layer_ns), exposed_ns(by_layers(size, descriptors, layer_ns, len(layer_ns)), link, compute)
+    best, least = layers, exposed(layers)
     for together in sorted(choices, reverse=True):
-        exposed = exposed_ns(by_layers(size, descriptors, layer_ns, together), link, compute)
-        if exposed < least * (1 - SAME):
-            best, least = together, exposed
-    return best, least
+        found = exposed(together)
+        if found < least * (1 - SAME):
+            best, least = together, found
+    return best
 
 
 def fit_link(size: float, alone: Sequence[tuple[int, float]], part: tuple[float, float]) -> Link:
@@ -133,27 +123,15 @@ def fit_link(size: float, alone: Sequence[tuple[int, float]], part: tuple[float,
     return Link(latency, occupancy, bandwidth)
 
 
-def break_even_tokens(
-    token_bytes: float, token_descriptors: float, token_ns: float, layers: int, together: int, link: Link, step: int
-) -> int | None:
-    """The shortest prompt, in multiples of `step` tokens, at which sends of `together` layers are no slower than one.
+def break_even_tokens(exposed: Callable[[int, int], float], together: int, layers: int, step: int) -> int | None:
+    """The shortest prompt, in multiples of `step` tokens, from which on sends of `together` layers pay; None: none.
 
-    Per token: bytes and descriptors of all layers, compute of all layers in ns. None: there is none.
+    They pay where no more is exposed than of all layers at once, by `exposed` of (tokens, layers per send).
     """
 
     def pays(tokens: int) -> bool:
-        size, descriptors = token_bytes * tokens, token_descriptors * tokens
-        layer_ns = [token_ns * tokens / layers] * layers
-        compute = token_ns * tokens
-        pipelined = exposed_ns(by_layers(size, descriptors, layer_ns, together), link, compute)
-        serial = exposed_ns(by_layers(size, descriptors, layer_ns, layers), link, compute)
-        return pipelined <= serial * (1 + SAME)
+        return exposed(tokens, together) <= exposed(tokens, layers) * (1 + SAME)
 
-    return first_that_pays(pays, step)
-
-
-def first_that_pays(pays: Callable[[int], bool], step: int) -> int | None:
-    """The shortest prompt, in multiples of `step` tokens, from which on it pays. None: there is none."""
     high = step
     while not pays(high):
         high *= 2

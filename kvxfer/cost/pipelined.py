@@ -1,18 +1,19 @@
 """What stays exposed of a load's transfers when layers leave as they are computed: predicted, for a path of a plan.
 
-The compute of a prompt is shared out evenly over the layers, and so are its bytes and descriptors. Every prompt is cut
-alike, as an engine would: the best cut is the one that leaves least exposed of the load as a whole.
+The compute of a prompt is shared out evenly over the layers; bytes and descriptors are those of each layer's own cache.
+Every prompt is cut alike, as an engine would: the best cut is the one that leaves least exposed of the load as a whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
+from kvxfer.cache.leaving import Leaves
 from kvxfer.cache.sends import Cut, chunk_lengths, sweep
 from kvxfer.cost.assumptions import Assumptions
-from kvxfer.cost.pipeline import SAME, Carrier, by_chunks, exposed_ns, first_that_pays
+from kvxfer.cost.pipeline import Carrier, Ready, best_layers, break_even_tokens, computed_sends, exposed_ns
 from kvxfer.cost.prefill_source import PrefillSource, on_the_line, prompt_ms
 
 
@@ -46,14 +47,13 @@ class Pipelined:
 
 @dataclass(frozen=True)
 class Crossing:
-    """One cache on one path: its bytes and descriptors by prompt length, and what carries them.
+    """One cache on one path: its bytes on the path by prompt length, and what carries them.
 
     prompts stand for the load, those that the path reaches; listed are those that are told one by one.
     """
 
     carrier: Carrier
     sizes: Callable[[int], int]
-    pieces: Callable[[int], int]
     prompts: Sequence[int]
     median: int | None
     p99: int | None
@@ -64,7 +64,8 @@ class Crossing:
 class Pipelining:
     """How a plan's prompts are to be cut (`cut` None: the best number of layers), and the compute they hide behind.
 
-    `known` are prompts whose prefill the source knows, at least one.
+    `known` are prompts whose prefill the source knows, at least one. `leaves` says what each send weighs, of all rank
+    pairs together: where each rank has a link of its own, the busiest one's bytes are spread over the sends as those.
     """
 
     cut: Cut | None
@@ -73,6 +74,7 @@ class Pipelining:
     block_size: int
     source: PrefillSource
     assumptions: Assumptions
+    leaves: Leaves
 
     def of(self, crossing: Crossing) -> Pipelined:
         """What is left exposed on a path."""
@@ -81,12 +83,11 @@ class Pipelining:
         def exposed(tokens: int | None) -> float | None:
             return None if tokens is None else self.exposed_ms(crossing, tokens, cut)
 
-        whole = sum(self._exposed_of_all(crossing, cut))
         return Pipelined(
             cut=str(cut),
             layers_per_send=cut.layers,
             chunk_tokens=cut.chunk_tokens,
-            percent=whole / sum(map(self._prefill_ms, crossing.prompts)) * 100,
+            percent=self._exposed_of_all(crossing, cut) / sum(map(self._prefill_ms, crossing.prompts)) * 100,
             median_ms=exposed(crossing.median),
             p99_ms=exposed(crossing.p99),
             break_even_tokens=self._break_even(crossing, cut),
@@ -102,56 +103,56 @@ class Pipelining:
 
     def exposed_ms(self, crossing: Crossing, tokens: int, cut: Cut) -> float:
         """Of one prompt. Nothing where nothing moves."""
+        sends, compute_ns = self._sends(crossing, tokens, cut)
+        return exposed_ns(sends, crossing.carrier, compute_ns) / 1e6
+
+    def _sends(self, crossing: Crossing, tokens: int, cut: Cut) -> tuple[list[Ready], float]:
+        """What leaves of a prompt, and the ns of its compute."""
         size = crossing.sizes(tokens)
         if not size:
-            return 0.0
-        chunks = self._chunks(tokens, cut)
-        sends = by_chunks(size, crossing.pieces(tokens), chunks, self.layers, cut.layers)
-        return exposed_ns(sends, crossing.carrier, sum(ns for ns, _ in chunks)) / 1e6
+            return [], 0.0
+        ends, times = self._chunks(tokens, cut)
+        leaving = self.leaves(tokens, ends, cut.layers)
+        share = size / sum(one for chunk in leaving for one, _ in chunk)
+        weights = [[(share * one, pieces) for one, pieces in chunk] for chunk in leaving]
+        return computed_sends(list(zip(times, weights, strict=True)), self.layers, cut.layers), sum(times)
 
     def _best(self, crossing: Crossing) -> Cut:
         """The number of layers that leaves least exposed of the load; all of them, which is serial, is one of these."""
-        cuts = [Cut(layers) for layers in reversed(sweep(self.layers))]  # of equal ones that with the fewest sends
-        best, least = cuts[0], sum(self._exposed_of_all(crossing, cuts[0]))
-        for cut in cuts[1:]:
-            exposed = sum(self._exposed_of_all(crossing, cut))
-            if exposed < least * (1 - SAME):
-                best, least = cut, exposed
-        return best
 
-    def _exposed_of_all(self, crossing: Crossing, cut: Cut) -> list[float]:
-        """Of every prompt that stands for the load; equal ones are looked at once."""
+        def exposed(layers: int) -> float:
+            return self._exposed_of_all(crossing, Cut(layers))
+
+        return Cut(best_layers(exposed, self.layers, sweep(self.layers)))
+
+    def _exposed_of_all(self, crossing: Crossing, cut: Cut) -> float:
+        """Of all prompts that stand for the load; equal ones are looked at once."""
         known = {tokens: self.exposed_ms(crossing, tokens, cut) for tokens in set(crossing.prompts)}
-        return [known[tokens] for tokens in crossing.prompts]
+        return sum(known[tokens] for tokens in crossing.prompts)
 
     def _break_even(self, crossing: Crossing, cut: Cut) -> int | None:
         """Of a cut by layers; chunks become more with the prompt."""
         if cut.chunk_tokens is not None or cut.layers == self.layers:
             return None
 
-        def pays(tokens: int) -> bool:
-            serial = self.exposed_ms(crossing, tokens, Cut(self.layers))
-            return self.exposed_ms(crossing, tokens, cut) <= serial * (1 + SAME)
+        def exposed(tokens: int, layers: int) -> float:
+            return self.exposed_ms(crossing, tokens, Cut(layers))
 
-        return first_that_pays(pays, self.block_size)
+        return break_even_tokens(exposed, cut.layers, self.layers, self.block_size)
 
-    def _chunks(self, tokens: int, cut: Cut) -> list[tuple[float, float]]:
-        """Of each chunk of what prefill computes: ns of all layers, and its share of what moves."""
+    def _chunks(self, tokens: int, cut: Cut) -> tuple[list[float], list[float]]:
+        """Of each chunk of what prefill computes: the tokens of the prompt at its end, and ns of all layers."""
         computed = tokens - self.assumptions.cached_tokens(tokens)
         lengths = chunk_lengths(max(1, round(computed)), cut.chunk_tokens)
-        if len(lengths) == 1:
-            return [(self._prefill_ms(tokens) * 1e6, 1.0)]
-        starts = [
-            tokens - computed + computed * sum(lengths[:count]) / sum(lengths) for count in range(len(lengths) + 1)
-        ]
         whole = self._prefill_ms(tokens) * 1e6
-        shares = [length / sum(lengths) for length in lengths]
-        if all(map(self.source.covers, starts)):
-            return [
-                (self.source.between_ms(start, end) * 1e6, share)
-                for (start, end), share in zip(pairwise(starts), shares, strict=True)
-            ]
-        return [(whole * share, share) for share in shares]
+        if len(lengths) == 1:
+            return [tokens], [whole]
+        rounded = sum(lengths)
+        done = [0, *accumulate(lengths)]
+        marks = [tokens - computed + computed * part / rounded for part in done[:-1]] + [float(tokens)]
+        if all(map(self.source.covers, marks)):
+            return marks[1:], [self.source.between_ms(start, end) * 1e6 for start, end in pairwise(marks)]
+        return marks[1:], [whole * length / rounded for length in lengths]
 
     def _prefill_ms(self, tokens: int) -> float:
         """Where the prefill's time is not known, which break-even may ask for, at the rate of the nearest known one."""

@@ -100,7 +100,6 @@ class Traffic:
             Crossing(
                 carrier=carrier,
                 sizes=self.sizes,
-                pieces=self.pieces,
                 prompts=[prompt for prompt in self.prompts if reaches(prompt)],
                 median=median if reaches(median) else None,
                 p99=p99 if reaches(p99) else None,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kvxfer.cache.sends import Cut, chunk_lengths
 from kvxfer.control.messages import Pipelined
-from kvxfer.cost.pipeline import Link, Ready, best_layers, break_even_tokens, exposed_ns, fit_link
+from kvxfer.cost.pipeline import Link, Ready, best_layers, break_even_tokens, computed_sends, exposed_ns, fit_link
 from kvxfer.errors import UnavailableError
 from kvxfer.measure.layers import LayerTimes
 from kvxfer.measure.pair import Pair
@@ -162,9 +162,9 @@ class PipelineRun:
         serial = next(series for series in self._series if series.cut == Cut(self._layers))
         link = self._link()
         cuts = [self._cut_record(series, compute[series.cut.chunk_tokens], link) for series in self._series]
-        best, ties = _best(cuts)
+        best, ties = _best_and_ties(cuts)
         every = range(1, self._layers + 1)
-        predicted, _ = best_layers(self._pair.row.bytes, 0.0, [self._layer_ns] * self._layers, link, every)
+        exposed = partial(self._predicted_ns, link, self._tokens)
         return {
             "compute": {
                 "kind": self._asked.compute,
@@ -183,7 +183,7 @@ class PipelineRun:
             "serial": {"total_p50_ns": statistics.median(serial.total_ns), "alone_p50_ns": _alone_p50(serial)},
             "rounds": len(serial.runs),
             "cuts": cuts,
-            "best": {"cut": best, "ties": ties, "predicted_layers": predicted},
+            "best": {"cut": best, "ties": ties, "predicted_layers": best_layers(exposed, self._layers, every)},
             "model": {
                 "latency_ns": link.latency_ns,
                 "occupancy_ns": link.occupancy_ns,
@@ -261,16 +261,14 @@ class PipelineRun:
         """Of a cut by layers; chunks become more with the prompt."""
         if series.cut.chunk_tokens is not None or series.cut.layers == self._layers:
             return None
-        row = self._pair.row
-        return break_even_tokens(
-            row.bytes / row.tokens,
-            0.0,
-            self._layer_ns * self._layers / row.tokens,
-            self._layers,
-            series.cut.layers,
-            link,
-            row.spec.block_size,
-        )
+        exposed = partial(self._predicted_ns, link)
+        return break_even_tokens(exposed, series.cut.layers, self._layers, self._pair.row.spec.block_size)
+
+    def _predicted_ns(self, link: Link, tokens: int, together: int) -> float:
+        """What is exposed of a prompt in one chunk, computed at this one's rate, in sends of `together` layers."""
+        compute = self._layer_ns * self._layers * tokens / self._tokens
+        sends = computed_sends([(compute, self._pair.row.leaving(tokens, together))], self._layers, together)
+        return exposed_ns(sends, link, compute)
 
 
 def _first(raw: bytes) -> int:
@@ -281,7 +279,7 @@ def _alone_p50(series: Series) -> int:
     return statistics.median(series.alone_ns)
 
 
-def _best(cuts: Sequence[dict[str, Any]]) -> tuple[str, list[str]]:
+def _best_and_ties(cuts: Sequence[dict[str, Any]]) -> tuple[str, list[str]]:
     """The cut with the least total, and those that cannot be told from it: their intervals of the median overlap."""
     best = min(cuts, key=lambda cut: cut["total_p50_ns"])
 

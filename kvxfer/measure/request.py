@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from kvxfer.cache.layout import RankPair, Ranks, Region, rank_pairs
+from kvxfer.cache.leaving import Leaving, Weight
 from kvxfer.cache.sends import Cut, chunk_ends
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.cache.tables import BlockTables, scatter
@@ -115,6 +116,19 @@ class Row:
     def chunk_ends(self, chunk_tokens: int) -> list[list[int]]:
         """Blocks of each group that there are at the end of each chunk of so many tokens."""
         return chunk_ends(self.tokens, chunk_tokens, self.spec.block_size, self.blocks)
+
+    def leaving(self, tokens: int, together: int) -> list[Weight]:
+        """What each send of `together` layers would weigh of a prompt of so many tokens in one chunk.
+
+        The decode side holds as large a share of it as of the row's own.
+        """
+        held = self.held_blocks * tokens // self.tokens
+        (weights,) = self._leaving.sends([self.spec.blocks(tokens, held)], self.fragmentation, together)
+        return weights
+
+    @cached_property
+    def _leaving(self) -> Leaving:
+        return Leaving(self.pairs, self.layers, len(self.spec.limits))
 
     def side_bytes(self, side: Sequence[Region]) -> int:
         """Bytes of the request in a side's memory, all ranks together."""

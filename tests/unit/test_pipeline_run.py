@@ -11,6 +11,7 @@ import pytest
 from kvxfer.cache.sends import Cut
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.control.messages import LayersBuilt, Pipelined
+from kvxfer.cost.pipeline import Link
 from kvxfer.errors import UnavailableError
 from kvxfer.measure.pipeline import PipelineRun
 from kvxfer.measure.request import ComputeKind, Effort, Pipelining, Row
@@ -93,6 +94,17 @@ def test_of_real_layers_the_share_that_was_built_is_told() -> None:
     assert compute["kinds"] == [{"what": ANY_LAYER, "layers": ROW.layers, "samples_ns": [LAYER_NS]}]
     assert compute["mfu"] == compute["flop"] / (ROW.layers * LAYER_NS / 1e9) / 1e12
     assert compute["source"].startswith("as here, real layers of random weights, one of its kind repeated, 1/2 of each")
+
+
+def test_predictions_weigh_the_layers_by_what_they_keep() -> None:
+    """The last layer of gemma-3 keeps a window of 65 blocks, 131,072 B each: a link that keeps up leaves those."""
+    pair = SteadyPair({})
+    pair.row = Row(CacheSpec(load_model("gemma-3-27b"), resolve_dtype("bf16"), 16), "tcp", "push", 32_768)
+    run = PipelineRun(pair, Pipelining((Cut(1),), "timed", {32_768: 50 * MS}, "--compute"), Effort())  # type: ignore[arg-type]
+    link = Link(latency_ns=0, occupancy_ns=0, gbyte_s=10)
+    assert run._predicted_ns(link, 32_768, 1) == pytest.approx(65 * 131_072 / 10)
+    assert run._predicted_ns(link, 32_768, 62) == pytest.approx(pair.row.bytes / 10)
+    assert run._predicted_ns(link, 160, 1) == pytest.approx(10 * 131_072 / 10)  # of which a window has all
 
 
 def test_what_takes_too_long_as_a_whole_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

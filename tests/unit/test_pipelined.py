@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvxfer.cache.leaving import Leaves, Weight
 from kvxfer.cache.sends import Cut, sweep
 from kvxfer.cost.assumptions import Assumptions
-from kvxfer.cost.pipeline import Carrier, Link, by_chunks, by_layers, exposed_ns
+from kvxfer.cost.pipeline import Carrier, Link
 from kvxfer.cost.pipelined import Crossing, MeasuredLink, Pipelining
 from kvxfer.cost.prefill_source import PrefillRate, PrefillTimes
 
@@ -27,7 +29,6 @@ def crossing(carrier: Carrier, prompts: Sequence[int], token_bytes: int = 1000) 
     return Crossing(
         carrier=carrier,
         sizes=lambda tokens: tokens * token_bytes,
-        pieces=lambda tokens: 32 * -(-tokens // 16),
         prompts=prompts,
         median=prompts[0],
         p99=None,
@@ -37,7 +38,18 @@ def crossing(carrier: Carrier, prompts: Sequence[int], token_bytes: int = 1000) 
 
 def pipelining(tokens_per_s: float, cut: Cut | None = None, layers: int = 32, **changes: float) -> Pipelining:
     assumptions = replace(Assumptions(), **changes)
-    return Pipelining(cut, [1], layers, 16, PrefillRate(tokens_per_s), assumptions)
+    return Pipelining(cut, [1], layers, 16, PrefillRate(tokens_per_s), assumptions, alike(layers))
+
+
+def alike(layers: int) -> Leaves:
+    """A byte of each token in each layer, in pieces of 16 tokens."""
+
+    def leaves(tokens: int, ends: Sequence[float], together: int) -> list[list[Weight]]:
+        parts = [min(together, layers - first) for first in range(0, layers, together)]
+        lengths = [end - begin for begin, end in pairwise([0, *ends])]
+        return [[(length * part, length / 16 * part) for part in parts] for length in lengths]
+
+    return leaves
 
 
 @given(CARRIERS, PROMPTS, st.floats(10, 1e7), st.integers(1, 32), st.none() | st.integers(64, 100_000))
@@ -65,26 +77,6 @@ def test_the_best_cut_is_never_above_serial(carrier: Carrier, prompts: list[int]
         assert best.percent <= other.percent * (1 + 1e-6)
 
 
-@given(LINKS, st.lists(st.floats(0, 1e9), min_size=1, max_size=4), st.integers(1, 40))
-def test_a_prompt_of_one_chunk_is_one_by_layers(link: Link, times: list[float], together: int) -> None:
-    layers, whole = 40, sum(times)
-    by_one = by_chunks(1e6, 640, [(whole, 1.0)], layers, together)
-    assert exposed_ns(by_one, link, whole) == pytest.approx(
-        exposed_ns(by_layers(1e6, 640, [whole / layers] * layers, together), link, whole), rel=1e-6, abs=1
-    )
-
-
-def test_chunks_by_hand() -> None:
-    """Two layers, chunks of 3/4 and 1/4 of 8 ms: sends of one layer are ready after 3, 6, 7 and 8 ms."""
-    sends = by_chunks(800, 8, [(6.0, 0.75), (2.0, 0.25)], 2, 1)
-    assert [(send.at_ns, send.bytes, send.descriptors) for send in sends] == [
-        (3, 300, 3),
-        (6, 300, 3),
-        (7, 100, 1),
-        (8, 100, 1),
-    ]
-
-
 def test_serial_is_the_whole_transfer_and_the_last_layer_is_left() -> None:
     """1000 tokens: 1 ms a layer; a layer's 31.25 kB at 1 GB/s and 0.1 ms for each send."""
     link = Link(latency_ns=50_000, occupancy_ns=100_000, gbyte_s=1.0)
@@ -108,6 +100,15 @@ def test_break_even_is_where_the_cut_stops_losing(tokens_per_s: float, occupancy
     assert found == 16 or before[0] > before[1]
 
 
+def test_where_ranks_have_links_of_their_own_the_busiest_one_s_bytes_are_spread_as_all_are() -> None:
+    """Half of the bytes on its link: half of the last layer's are left."""
+    link = Link(0, 0, 1.0)
+    whole, half = (
+        pipelining(1000 / 0.032, Cut(1)).of(crossing(link, [1000], token_bytes=size)).prompts[0] for size in (32, 16)
+    )
+    assert (half.serial_ms, half.exposed_ms) == pytest.approx((whole.serial_ms / 2, whole.exposed_ms / 2))
+
+
 def test_serial_has_no_break_even_and_where_nothing_moves_nothing_is_exposed() -> None:
     link = Link(1e6, 1e6, 1.0)
     assert pipelining(1000, Cut(32)).of(crossing(link, [100])).break_even_tokens is None
@@ -119,7 +120,7 @@ def test_prompts_whose_prefill_is_not_known_are_taken_at_the_nearest_rate() -> N
     """Break-even looks at prompts beyond those that were measured; chunks may be shorter than these, too."""
     times = PrefillTimes([(1000, 10.0), (2000, 30.0)], "times.csv")
     link = Link(0, 1e6, 1.0)
-    way = Pipelining(Cut(1), [1000, 2000], 32, 16, times, Assumptions())
+    way = Pipelining(Cut(1), [1000, 2000], 32, 16, times, Assumptions(), alike(32))
     assert way.of(crossing(link, [2000])).break_even_tokens == 2144  # 32 ms: each layer's 1 ms is that of a send
     chunked = replace(way, cut=Cut(1, 1024)).of(crossing(link, [2000]))
     assert chunked.break_even_tokens is None  # chunks become more with the prompt

@@ -383,6 +383,36 @@ def test_pipelining_is_predicted_for_links_that_are_not_at_hand(capsys: Captured
     assert chunked["exposed_ms"] == pytest.approx(path["median_ms"] / 4)
 
 
+def test_layers_weigh_what_they_keep_when_they_are_pipelined(capsys: Captured) -> None:
+    """The last layer of gemma-3 keeps a window of 1,024 tokens (65 blocks), one of qwen3-next's a whole prompt."""
+    argv = ["--link", "100", "--pipeline", "1", "--tokens", "32768"]
+    (path,) = planned(capsys, "--model", "gemma-3-27b", *argv)["plan"]["split"]
+    (prompt,) = path["pipelined"]["prompts"]
+    assert prompt["serial_ms"] == pytest.approx(path["median_ms"])
+    assert prompt["exposed_ms"] == pytest.approx(65 * 16 * 8192 * 8 / 100e9 * 1e3)
+    (path,) = planned(capsys, "--model", "qwen3-next-80b-a3b", *argv)["plan"]["split"]
+    (prompt,) = path["pipelined"]["prompts"]
+    assert prompt["exposed_ms"] == pytest.approx(32_768 * 2048 * 8 / 100e9 * 1e3)
+
+
+def test_a_state_leaves_with_the_last_chunk(capsys: Captured) -> None:
+    """All layers of each chunk together: what is left is the last chunk's tokens, and all of the states."""
+    argv = ["--model", "qwen3-next-80b-a3b", "--link", "100", "--tokens", "32768", "--pipeline", "48x16384"]
+    document = planned(capsys, *argv)
+    (path,) = document["plan"]["split"]
+    (prompt,) = path["pipelined"]["prompts"]
+    moved = document["models"][0]
+    left = moved["kv_bytes_per_token"] * 16_384 + moved["fixed_bytes_per_request"]
+    assert prompt["exposed_ms"] == pytest.approx(left * 8 / 100e9 * 1e3)
+
+
+def test_what_pipelining_assumes_of_compute_is_said(capsys: Captured) -> None:
+    told = "a prompt's compute is shared out evenly over its 80 layers"
+    for argv, times in (["--pipeline", "8"], 1), ([], 0):
+        notices = planned(capsys, *ARTICLE, *argv)["notices"]
+        assert sum(told in notice for notice in notices) == times
+
+
 def test_short_prompts_lose_by_pipelining_where_sends_cost(capsys: Captured) -> None:
     argv = [*ARTICLE, "--link", "100", "--fixed-ms", "2", "--send-ms", "0.5"]
     (path,) = planned(capsys, *argv, "--tokens", "16,8192", "--pipeline", "8")["plan"]["split"]

@@ -11,7 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from kvxfer.cost.pipeline import by_layers, exposed_ns, fit_link
+from kvxfer.cost.pipeline import computed_sends, exposed_ns, fit_link
 from kvxfer.result.file import read_result, schema
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -53,9 +53,11 @@ def test_figures_follow_from_the_samples(path: Path) -> None:
         for cut in cuts:
             total = np.median(cut["total_samples_ns"])
             assert cut["exposed_ns"] == pytest.approx(total - compute["alone_p50_ns"], abs=1)
-            layer_ns = [compute["layer_ns"]] * compute["layers"]
-            sends = by_layers(row["bytes"], 0, layer_ns, cut["layers_per_send"])
-            predicted = exposed_ns(sends, link, sum(layer_ns))
+            layers, together = compute["layers"], cut["layers_per_send"]
+            compute_ns = float(compute["layer_ns"] * layers)
+            parts = [min(together, layers - first) for first in range(0, layers, together)]
+            weights = [(row["bytes"] * part / layers, 0.0) for part in parts]
+            predicted = exposed_ns(computed_sends([(compute_ns, weights)], layers, together), link, compute_ns)
             assert cut["predicted_exposed_ns"] == pytest.approx(predicted, rel=1e-4, abs=1000)
 
 

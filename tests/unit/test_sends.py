@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvxfer.cache.layout import Ranks
+from kvxfer.cache.leaving import Leaving
 from kvxfer.cache.plan import Segment, TransferPlan, transfer_plan
 from kvxfer.cache.sends import Cut, chunk_ends, chunk_lengths, sends, sweep
 from kvxfer.cache.spec import CacheSpec
@@ -74,6 +75,35 @@ def test_every_segment_is_in_one_send_that_is_computed_by_then(model: str, more:
                 segment = plan.segments[number]
                 needed = segment.chunk * row.layers + segment.layer + 1
                 assert needed <= send.ready_after < needed + cut.layers
+
+
+@pytest.mark.parametrize(("model", "more"), [*CASES, ("qwen3-next-80b-a3b", {})])
+@pytest.mark.parametrize("cut", [Cut(5), Cut(4, 100)])
+@pytest.mark.parametrize("fragmentation", [0.0, 1.0])
+def test_a_send_weighs_what_its_descriptors_do(
+    model: str, more: dict[str, Ranks], cut: Cut, fragmentation: float
+) -> None:
+    row = row_of(model, 500, fragmentation=fragmentation, **more)
+    plans = plans_of(row, cut.chunk_tokens)
+    moved: dict[int, tuple[int, int]] = {}
+    for send in sends([plan.segments for plan in plans], row.layers, cut.layers):
+        size = pieces = 0
+        for plan, numbers in zip(plans, send.segments, strict=True):
+            starts = [*plan.segment_starts.tolist(), plan.descriptors]
+            for number in numbers:
+                size += int(plan.lengths[starts[number] : starts[number + 1]].sum())
+                pieces += starts[number + 1] - starts[number]
+        moved[send.ready_after] = size, pieces
+    ends = [row.blocks] if cut.chunk_tokens is None else row.chunk_ends(cut.chunk_tokens)
+    weights = Leaving(row.pairs, row.layers, len(row.spec.limits)).sends(ends, fragmentation, cut.layers)
+    assert moved == {
+        chunk * row.layers + min((part + 1) * cut.layers, row.layers): weight
+        for chunk, parts in enumerate(weights)
+        for part, weight in enumerate(parts)
+        if weight[0]
+    }
+    if cut.chunk_tokens is None:
+        assert row.leaving(row.tokens, cut.layers) == weights[0]
 
 
 def test_blocks_of_one_run_are_cut_where_the_chunk_ends() -> None:
