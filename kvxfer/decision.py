@@ -131,6 +131,21 @@ def unused_notices(service: Service) -> list[str]:
     return [f"{path.named}, reaches none of the prompts ({prompts}) and is not used" for path in service.unused]
 
 
+def pipelining_notices(service: Service) -> list[str]:
+    """What a reader should know of what pipelining leaves exposed: sends of sizes that nobody measured."""
+    notices = []
+    for path in (path for paths in service.paths.values() for path in paths):
+        if (found := path.pipelined) is None:
+            continue
+        told = [f"sends of cut {found.cut}, {found.extrapolated},"] if found.extrapolated else []
+        if found.break_even_extrapolated:
+            told.append(f"sends of {found.break_even_tokens:,} tokens, from which cut {found.cut} pays,")
+        if told:
+            outside = f"{' and '.join(told)} are outside what was measured, {found.reach}"
+            notices.append(f"{path.dtype} over {path.path}: {outside}; their times are extrapolated")
+    return notices
+
+
 def _measured_paths(
     asked: Asked,
     offered: Offered,

@@ -20,12 +20,20 @@ from kvxfer.cost.fitted import fitted_models, fitting, predicted_entries
 from kvxfer.cost.measured import matching, measured_rows
 from kvxfer.cost.prefill_source import GIVEN
 from kvxfer.cost.ratio import line_rate_ms, ratio_notices, ratio_rows
-from kvxfer.decision import Measurement, plan_record, service_of, unused_notices, verdict_record
+from kvxfer.decision import (
+    Measurement,
+    pipelining_notices,
+    plan_record,
+    service_of,
+    unused_notices,
+    verdict_record,
+)
 from kvxfer.load_options import LoadOptions, Offered, read_load_options
 from kvxfer.model.dtypes import DType
 from kvxfer.model.record import model_record
 from kvxfer.result.file import ONE_HOST_SCOPES, SCHEMA_VERSION, read_result, write_result
 from kvxfer.topology.links import parse_links
+from kvxfer.wording import told_requests
 
 ONE_HOST = (
     "the measured times are from one host ({}): they say nothing about the links, and no verdict follows; measure "
@@ -125,7 +133,11 @@ def plan_document(request: Request, words: Sequence[str], wants_measured: bool =
         "ratio": rows,
         "plan": plan_record(service),
         "verdict": None if one_host else verdict_record(service),
-        "notices": [*_notices(request, rows, wires if wants_measured else {}), *unused_notices(service)],
+        "notices": [
+            *_notices(request, rows, wires if wants_measured else {}),
+            *unused_notices(service),
+            *pipelining_notices(service),
+        ],
     }
 
 
@@ -159,6 +171,7 @@ def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DTyp
     notices += [*_fixed(request), *_pieces(request, rows), *_as_flops(request, rows)]
     for dtype, wires in wanted.items():
         notices += _missing(request, dtype, wires, _predicted(rows, dtype))
+    notices += _outside(rows)
     if request.measurement.fitted and request.assumptions.parallel:
         notices.append(ONE_RANK)
     if any(row.inflight > 1 for row in request.measurement.rows):
@@ -223,6 +236,20 @@ def _predicted(rows: Sequence[dict[str, Any]], dtype: DType) -> set[int]:
         for row in rows
         if row["dtype"] == dtype.name and any(entry["transfer_ms"] is not None for entry in row.get("predicted", ()))
     }
+
+
+def _outside(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A sentence about each cost model of which nothing is predicted, for some prompt: its range, and what that has."""
+    asked: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for entry in row.get("predicted", ()):
+            if entry["transfer_ms"] is None:
+                span = told_requests(entry["valid"]["bytes"], entry["valid"]["descriptors"])
+                size, pieces = row["bytes"], entry["descriptors"]
+                prompt = f"{row['tokens']:,} tokens ({told_requests((size, size), (pieces, pieces))})"
+                model = f"{entry['backend']} {entry['op']} in {row['dtype']} was fitted on {span}"
+                asked.setdefault(model, {})[prompt] = None
+    return [f"{model}: nothing is predicted of {', '.join(prompts)}" for model, prompts in asked.items()]
 
 
 def _missing(request: Request, dtype: DType, wires: Wires, predicted: set[int]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -35,3 +36,22 @@ def did_you_mean(text: str, names: Iterable[str]) -> str:
     by_lower = {name.lower(): name for name in names}
     near = get_close_matches(text.lower()[:200], by_lower, n=1, cutoff=0.5)
     return f" (did you mean {by_lower[near[0]]}?)" if near else ""
+
+
+def told_requests(sizes: tuple[float, float], pieces: tuple[float, float] | None = None) -> str:
+    """`5.24 … 83.9 MB in 80 … 1,280 pieces`, of the least and the most of both; without pieces: of any number."""
+    told = f"{_between(*map(_megabytes, sizes))} MB"
+    if pieces is None:
+        return told
+    return f"{told} in {_between(*(f'{count:,.0f}' for count in pieces))} piece{'s' * (pieces[1] > 1)}"
+
+
+def _between(low: str, high: str) -> str:
+    return low if low == high else f"{low} … {high}"
+
+
+def _megabytes(size: float) -> str:
+    """Three significant digits, and every digit before the point."""
+    megabytes = size / 1e6
+    decimals = 2 - math.floor(math.log10(megabytes)) if megabytes > 0 else 0
+    return f"{megabytes:,.{max(0, decimals)}f}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvxfer.cost.model import CostModel, finite, from_record
+from kvxfer.cost.pipeline import Span
 from kvxfer.errors import UsageError
 from kvxfer.wording import quoted
 
@@ -52,13 +53,14 @@ class Fitted:
         """How long a send keeps the next one waiting."""
         return self.fitted.alpha_ns - self.latency_ns + self.fitted.work_ns(descriptors, size)
 
-    def reaches(self, size: float, descriptors: float) -> bool:
-        """Whether a request is within the range that was fitted."""
-        return self.bytes[0] <= size <= self.bytes[1] and self.descriptors[0] <= descriptors <= self.descriptors[1]
+    @property
+    def reach(self) -> Span:
+        """The range that was fitted."""
+        return Span(self.bytes, self.descriptors)
 
     def predict(self, size: float, descriptors: float) -> Prediction | None:
         """None outside the range."""
-        if not self.reaches(size, descriptors):
+        if not self.reach.has(size, descriptors):
             return None
         low, middle, high = (one.predict_ns(descriptors, size) / 1e6 for one in (self.low, self.fitted, self.high))
         return Prediction(middle, low, high)

@@ -13,9 +13,26 @@ from statistics import median
 from typing import Protocol
 
 from kvxfer.cache.leaving import Weight
+from kvxfer.wording import told_requests
 
 SAME = 1e-9
 """Relative difference below which two predicted times are the same."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Transfers by the least and the most of their bytes and descriptors; None: of any number."""
+
+    bytes: tuple[float, float]
+    descriptors: tuple[float, float] | None = None
+
+    def has(self, size: float, descriptors: float) -> bool:
+        if self.descriptors is not None and not self.descriptors[0] <= descriptors <= self.descriptors[1]:
+            return False
+        return self.bytes[0] <= size <= self.bytes[1]
+
+    def __str__(self) -> str:
+        return told_requests(self.bytes, self.descriptors)
 
 
 class Carrier(Protocol):
@@ -24,6 +41,10 @@ class Carrier(Protocol):
     @property
     def latency_ns(self) -> float:
         """From a send's end to when it is usable, with the next one on its way already."""
+
+    @property
+    def reach(self) -> Span | None:
+        """What was measured of it, beyond which it is extrapolated; None: it is assumed, of every size alike."""
 
     def holds_ns(self, size: float, descriptors: float) -> float:
         """How long a send of so many bytes keeps the next one waiting."""
@@ -37,6 +58,7 @@ class Link:
     occupancy_ns: float
     gbyte_s: float
     per_descriptor_ns: float = 0.0
+    reach: None = None
 
     def holds_ns(self, size: float, descriptors: float) -> float:
         return self.occupancy_ns + self.per_descriptor_ns * descriptors + size / self.gbyte_s

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from kvxfer.cache.leaving import Leaves
 from kvxfer.cache.sends import Cut, chunk_lengths, sweep
 from kvxfer.cost.assumptions import Assumptions
-from kvxfer.cost.pipeline import Carrier, Ready, best_layers, break_even_tokens, computed_sends, exposed_ns
+from kvxfer.cost.pipeline import Carrier, Ready, Span, best_layers, break_even_tokens, computed_sends, exposed_ns
 from kvxfer.cost.prefill_source import PrefillSource, on_the_line, prompt_ms
 
 
@@ -32,7 +32,9 @@ class Pipelined:
 
     percent is the share of the load's exposed time in the prefill of the same prompts; median_ms and p99_ms are of
     those prompts, None where the path does not reach them. break_even_tokens is the shortest prompt at which the cut is
-    no slower than serial: None where there is none, or the cut is serial or by chunks.
+    no slower than serial: None where there is none, or the cut is serial or by chunks. reach is what was measured of
+    the path (None: it is assumed), and extrapolated are the sends beyond it, None where there are none;
+    break_even_extrapolated says whether the prompt of break_even_tokens has such.
     """
 
     cut: str
@@ -42,6 +44,9 @@ class Pipelined:
     median_ms: float | None
     p99_ms: float | None
     break_even_tokens: int | None
+    reach: Span | None
+    extrapolated: Span | None
+    break_even_extrapolated: bool
     prompts: Sequence[PipelinedPrompt]
 
 
@@ -58,6 +63,11 @@ class Crossing:
     median: int | None
     p99: int | None
     listed: Sequence[int]
+
+    @property
+    def every(self) -> set[int]:
+        """All prompts that anything is said of."""
+        return {*self.prompts, *self.listed} | {one for one in (self.median, self.p99) if one is not None}
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,8 @@ class Pipelining:
     def of(self, crossing: Crossing) -> Pipelined:
         """What is left exposed on a path."""
         cut = self.cut or self._best(crossing)
+        outside = [send for tokens in crossing.every for send in self._outside(crossing, tokens, cut)]
+        break_even = self._break_even(crossing, cut)
 
         def exposed(tokens: int | None) -> float | None:
             return None if tokens is None else self.exposed_ms(crossing, tokens, cut)
@@ -90,7 +102,11 @@ class Pipelining:
             percent=self._exposed_of_all(crossing, cut) / sum(map(self._prefill_ms, crossing.prompts)) * 100,
             median_ms=exposed(crossing.median),
             p99_ms=exposed(crossing.p99),
-            break_even_tokens=self._break_even(crossing, cut),
+            break_even_tokens=break_even,
+            reach=crossing.carrier.reach,
+            extrapolated=_span(outside) if outside else None,
+            break_even_extrapolated=break_even is not None
+            and any(self._outside(crossing, break_even, one) for one in (cut, Cut(self.layers))),
             prompts=[
                 PipelinedPrompt(
                     tokens,
@@ -116,6 +132,14 @@ class Pipelining:
         share = size / sum(one for chunk in leaving for one, _ in chunk)
         weights = [[(share * one, pieces) for one, pieces in chunk] for chunk in leaving]
         return computed_sends(list(zip(times, weights, strict=True)), self.layers, cut.layers), sum(times)
+
+    def _outside(self, crossing: Crossing, tokens: int, cut: Cut) -> list[Ready]:
+        """The sends of a prompt whose like was not measured."""
+        reach = crossing.carrier.reach
+        if reach is None:
+            return []
+        sends, _ = self._sends(crossing, tokens, cut)
+        return [send for send in sends if not reach.has(send.bytes, send.descriptors)]
 
     def _best(self, crossing: Crossing) -> Cut:
         """The number of layers that leaves least exposed of the load; all of them, which is serial, is one of these."""
@@ -161,6 +185,11 @@ class Pipelining:
         return prompt_ms(self.source, self.assumptions, known) * tokens / known
 
 
+def _span(sends: Sequence[Ready]) -> Span:
+    sizes, counts = [send.bytes for send in sends], [send.descriptors for send in sends]
+    return Span((min(sizes), max(sizes)), (min(counts), max(counts)))
+
+
 @dataclass(frozen=True)
 class MeasuredLink:
     """Transfers of rising (bytes, ns), two or more: between them, and below, a line. All of it keeps the next waiting.
@@ -170,6 +199,11 @@ class MeasuredLink:
 
     points: Sequence[tuple[float, float]]
     latency_ns: float = 0.0
+
+    @property
+    def reach(self) -> Span:
+        """Descriptors are not looked at."""
+        return Span((self.points[0][0], self.points[-1][0]))
 
     def holds_ns(self, size: float, descriptors: float) -> float:
         """Descriptors count as the bytes that came with them. Below the first point at least in proportion to it."""

@@ -205,10 +205,10 @@ class FittedPath:
     @property
     def named(self) -> str:
         one = self.fitted
-        return f"{one.backend} {one.op}, fitted on {told_range(one)}"
+        return f"{one.backend} {one.op}, fitted on {one.reach}"
 
     def reaches(self, tokens: int) -> bool:
-        return self.fitted.reaches(self.sizes(tokens), self.pieces(tokens))
+        return self.fitted.reach.has(self.sizes(tokens), self.pieces(tokens))
 
     def transfer_ms(self, tokens: int) -> float:
         return self.fitted.fitted.predict_ns(self.pieces(tokens), self.sizes(tokens)) / 1e6
@@ -219,13 +219,6 @@ class FittedPath:
     @property
     def carrier(self) -> Carrier:
         return self.fitted
-
-
-def told_range(fitted: Fitted) -> str:
-    """`0.131 … 537 MB in 32 … 8,192 pieces`."""
-    low, high = (f"{size / 1e6:,.3g}" for size in fitted.bytes)
-    fewest, most = fitted.descriptors
-    return f"{low} … {high} MB in {fewest:,} … {most:,} pieces"
 
 
 def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None]) -> PathCost | None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kvxfer.result.file import ONE_HOST_SCOPES
 from kvxfer.result.printing import NONE, Column, counted, figure, print_table, print_trimmed
-from kvxfer.wording import plain
+from kvxfer.wording import plain, told_requests
 
 Row = Mapping[str, Any]
 
@@ -175,10 +175,9 @@ def _ends(entry: Row) -> str:
 
 def _range(row: Row, entry: Row) -> str:
     """Where a cost model holds, and whose cache it was fitted on where that is another's."""
-    (least, most), (fewest, many) = entry["valid"]["bytes"], entry["valid"]["descriptors"]
     whose = "" if entry["model"] == row["model"] else f" of {plain(entry['model'])}"
-    sizes = f"{_number(least / 1e6)} to {_number(most / 1e6)} MB in {fewest:,} to {many:,} pieces"
-    return f"{plain(entry['backend'])} {plain(entry['op'])}: fitted on {sizes}{whose}; nothing is predicted outside."
+    fitted = told_requests(entry["valid"]["bytes"], entry["valid"]["descriptors"])
+    return f"{plain(entry['backend'])} {plain(entry['op'])}: fitted on {fitted}{whose}; nothing is predicted outside."
 
 
 def _ranks(entry: Row) -> str:

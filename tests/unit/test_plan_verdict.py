@@ -305,6 +305,9 @@ def test_what_was_measured_counts_for_the_prompts_of_a_trace(tmp_path: Path, cap
     assert any(unused in notice for notice in document["notices"])
 
 
+FITTED_RANGE = {"bytes": [10_000_000, 83_886_080], "descriptors": [80, 1_280]}
+
+
 def fitted_result(tmp_path: Path, scope: str = "network", **changes: Any) -> str:
     """Its rows are of 512 and 8,192 tokens, its cost model holds from 16 to 256."""
     result = example_result() | {"scope": scope}
@@ -331,7 +334,13 @@ def test_other_lengths_and_fragmentations_are_predicted_from_a_cost_model(tmp_pa
     (outside,) = by_tokens[512]["predicted"]
     assert outside["transfer_ms"] is None
     assert "outside" in printed(capsys, *argv)
-    assert "fitted on 5.24 to 83.9 MB in 80 to 1,280 pieces; nothing is predicted outside" in printed(capsys, *argv)
+    told = (
+        "was fitted on 5.24 … 83.9 MB in 80 … 1,280 pieces: nothing is predicted of 512 tokens (168 MB in 2,560 pieces)"
+    )
+    assert [notice for notice in document["notices"] if "nothing is predicted" in notice] == [
+        f"tcp push in bf16 {told}"
+    ]
+    assert "fitted on 5.24 … 83.9 MB in 80 … 1,280 pieces; nothing is predicted outside" in printed(capsys, *argv)
     assert not any("not measured" in notice and "100 tokens" in notice for notice in document["notices"])
     together, apart = (
         planned(capsys, *argv, *more)["ratio"][0]["predicted"][0]
@@ -450,6 +459,39 @@ def test_pipelining_over_a_measured_path_takes_two_lengths(tmp_path: Path, capsy
     (tmp_path / "one.json").write_text(json.dumps(result))
     (path,) = planned(capsys, *argv, "--measured", str(tmp_path / "one.json"))["plan"]["split"]
     assert (path["measured"], path["pipelined"]) == (True, None)
+
+
+@pytest.mark.parametrize(("cut", "told"), [("8", "6.82 MB in 104 pieces"), ("80", None)])
+def test_sends_that_nobody_measured_are_said_to_be_extrapolated(
+    cut: str, told: str | None, tmp_path: Path, capsys: Captured
+) -> None:
+    """Of 200 tokens, 13 blocks of 65,536 bytes in each of 80 layers. Fitted were 5.24 to 83.9 MB in 80 to 1,280."""
+    argv = [*ARTICLE, "--measured", fitted_result(tmp_path, valid=FITTED_RANGE), "--tokens", "200"]
+    document = planned(capsys, *argv, "--pipeline", cut)
+    (path,) = document["plan"]["split"]
+    said = [notice for notice in document["notices"] if "their times are extrapolated" in notice]
+    assert path["pipelined"]["reach"] == FITTED_RANGE
+    if told is None:
+        assert (said, path["pipelined"]["extrapolated"]) == ([], None)
+        return
+    assert path["pipelined"]["extrapolated"] == {"bytes": [8 * 13 * 65_536] * 2, "descriptors": [8 * 13] * 2}
+    (notice,) = said
+    assert f"sends of cut {cut}, {told}, " in notice
+    assert "are outside what was measured, 10.0 … 83.9 MB in 80 … 1,280 pieces" in notice
+    assert not any("extrapolated" in notice for notice in planned(capsys, *argv)["notices"])
+
+
+def test_a_prompt_that_nobody_measured_from_which_a_cut_pays_is_said_to_be_extrapolated(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    argv = [*ARTICLE, "--measured", network_result(tmp_path), "--tokens", "8192", "--pipeline", "40"]
+    document = planned(capsys, *argv)
+    found = document["plan"]["split"][0]["pipelined"]
+    assert found["extrapolated"] is None
+    assert found["break_even_extrapolated"]
+    (notice,) = (notice for notice in document["notices"] if "extrapolated" in notice)
+    assert f"push, measured at 512 … 8,192 tokens: sends of {found['break_even_tokens']} tokens, from which" in notice
+    assert "are outside what was measured, 168 … 2,684 MB; their" in notice
 
 
 def test_several_requests_at_once_are_no_transfer(tmp_path: Path, capsys: Captured) -> None:
