@@ -141,7 +141,7 @@ def command(
         assumptions=asked.assumptions,
         words=context.obj,
         require_transport=require_transport or "",
-        notices=asked.notices,
+        notices=[*asked.notices, *_chunk_notices(pipelining, asked.tokens)],
         leave_out=backend.strip().lower() == ALL,
         pipelining=pipelining,
     )
@@ -205,6 +205,12 @@ def _pipelining(asked: Asked, pipeline: str, compute: str, inflight: int) -> Pip
         {tokens: round(row["prefill_ms"] * 1e6 / layers) for tokens, row in prefill.items()},
         f"{ASSUMED_COMPUTE} ({rows[-1]['basis']})",
     )
+
+
+def _chunk_notices(pipelining: Pipelining | None, tokens: list[int]) -> list[str]:
+    from kvxfer.pipelining import chunk_notices
+
+    return [] if pipelining is None else chunk_notices(pipelining.cuts, tokens)
 
 
 def _require_layers(asked: Asked) -> None:

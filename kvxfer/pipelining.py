@@ -66,6 +66,18 @@ def parse_one_cut(text: str, layers: int, longest: int) -> Cut | Literal["best"]
     return None if cuts is None else cuts[0]
 
 
+def chunk_notices(cuts: Sequence[Cut], tokens: Sequence[int]) -> list[str]:
+    """A sentence about each cut whose chunks do not cut some of these prompts."""
+    notices = []
+    for cut in cuts:
+        short = [count for count in tokens if cut.chunk_tokens is not None and count <= cut.chunk_tokens]
+        if short:
+            lengths = f"{min(short):,}" if min(short) == max(short) else f"{min(short):,} … {max(short):,}"
+            told = f"prompts of {lengths} tokens are no longer than a chunk, and leave as by --pipeline {cut.layers}"
+            notices.append(f"--pipeline {cut}: {told}")
+    return notices
+
+
 def parse_compute(text: str) -> tuple[ComputeKind, float | None]:
     """Kind and ms per layer (None: from the assumed prefill) of `--compute`. Raises UsageError."""
     word, colon, ms = text.strip().lower().partition(":")

@@ -15,6 +15,7 @@ import typer
 
 from kvxfer import __version__, cli, explained
 from kvxfer.asked import Asked, Options, read, takes_options
+from kvxfer.cache.sends import Cut
 from kvxfer.cache.wire import Wire
 from kvxfer.cost.fitted import fitted_models, fitting, predicted_entries
 from kvxfer.cost.measured import matching, measured_rows
@@ -31,6 +32,7 @@ from kvxfer.decision import (
 from kvxfer.load_options import LoadOptions, Offered, read_load_options
 from kvxfer.model.dtypes import DType
 from kvxfer.model.record import model_record
+from kvxfer.pipelining import chunk_notices
 from kvxfer.result.file import ONE_HOST_SCOPES, SCHEMA_VERSION, read_result, write_result
 from kvxfer.topology.links import parse_links
 from kvxfer.wording import told_requests
@@ -178,6 +180,8 @@ def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DTyp
         notices.append(AT_ONCE)
     if request.measurement.layers and request.offered.given is None:
         notices.append(LAYERS)
+    if isinstance(request.offered.cut, Cut):
+        notices += chunk_notices([request.offered.cut], [*request.tokens, *request.offered.load.prompts])
     if request.offered.cut is not None:
         notices.append(EVEN_COMPUTE.format(len(request.spec(request.dtypes[0]).kinds)))
     if one_host := _one_host(request):

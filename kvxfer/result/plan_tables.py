@@ -38,6 +38,10 @@ PIPELINED_NOTES = (
     "pays from: the shortest prompt at which this cut is no slower than serial.",
 )
 
+NOT_REACHED = (
+    "–: nobody measured a prompt of --tokens over that path; the load's shares are of prompts that it reaches."
+)
+
 POOLS_NOTES = (
     "busy: time that an engine works; wait: mean of a prompt for its engine, arrivals independent of each other.",
     "sequences: that a decode engine works on at once, mean.",
@@ -156,15 +160,17 @@ def _print_split(paths: Sequence[Record], console: Console) -> None:
 
 
 def _print_pipelined(paths: Sequence[Record], console: Console) -> None:
-    """A line for each cache, path and prompt length, where pipelining was asked for."""
+    """A line for each cache, path and prompt length, where pipelining was asked for; one where no length is reached."""
+    nothing = {"tokens": None, "serial_ms": None, "exposed_ms": None}
     lines = [
         (path, pipelined, prompt)
         for path in paths
         if (pipelined := path.get("pipelined")) is not None
-        for prompt in pipelined["prompts"]
+        for prompt in pipelined["prompts"] or [nothing]
     ]
     if not lines:
         return
+    unreached = any(prompt is nothing for _, _, prompt in lines)
     print_table(
         PIPELINED,
         [
@@ -173,7 +179,7 @@ def _print_pipelined(paths: Sequence[Record], console: Console) -> None:
         ],
         [
             Column("cut", [pipelined["cut"] for _, pipelined, _ in lines]),
-            Column("tokens", [f"{prompt['tokens']:,}" for _, _, prompt in lines]),
+            Column("tokens", [_count(prompt["tokens"]) for _, _, prompt in lines]),
             Column("serial\nms", [figure(prompt["serial_ms"]) for _, _, prompt in lines]),
             Column("exposed\nms", [figure(prompt["exposed_ms"]) for _, _, prompt in lines]),
             Column("load:\nserial (%)", [f"{figure(path['percent'])}%" for path, _, _ in lines]),
@@ -181,7 +187,7 @@ def _print_pipelined(paths: Sequence[Record], console: Console) -> None:
             Column("pays from\ntokens", [_count(pipelined["break_even_tokens"]) for _, pipelined, _ in lines]),
         ],
         console,
-        PIPELINED_NOTES,
+        [*PIPELINED_NOTES, NOT_REACHED] if unreached else PIPELINED_NOTES,
     )
 
 

@@ -185,8 +185,11 @@ def test_several_ranks_and_layers_together(place: Place) -> None:
 
 
 def test_without_verification(place: Place) -> None:
-    (row,) = check(place.measure("--pipeline", "1", "--compute", f"timed:{LAYER_MS}", "--verify", "off"))
+    result = place.measure("--pipeline", "1,2x100", "--compute", f"timed:{LAYER_MS}", "--verify", "off")
+    (row,) = check(result)
     assert row["verified_bytes"] == 0
+    told = "--pipeline 2x100: prompts of 70 tokens are no longer than a chunk, and leave as by --pipeline 2"
+    assert told in result["notices"]
 
 
 def test_the_table_names_the_best(place: Place) -> None:

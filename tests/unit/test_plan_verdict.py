@@ -494,6 +494,29 @@ def test_a_prompt_that_nobody_measured_from_which_a_cut_pays_is_said_to_be_extra
     assert "are outside what was measured, 168 … 2,684 MB; their" in notice
 
 
+def test_pipelining_of_a_load_is_told_though_no_prompt_of_tokens_is_reached(tmp_path: Path, capsys: Captured) -> None:
+    lengths = tmp_path / "lengths"
+    lengths.write_text("600\n700\n")
+    argv = [*ARTICLE, "--measured", network_result(tmp_path), "--lengths", str(lengths), "--pipeline", "8"]
+    document = planned(capsys, *argv, "--tokens", "100")
+    (path,) = document["plan"]["split"]
+    assert path["pipelined"]["prompts"] == []
+    text = printed(capsys, *argv, "--tokens", "100")
+    assert "Pipelined, by a model" in text
+    assert "–: nobody measured a prompt of --tokens over that path" in text
+    assert "nobody measured a prompt" not in printed(capsys, *argv)
+
+
+def test_prompts_that_chunks_do_not_cut_are_said(capsys: Captured) -> None:
+    argv = [*ARTICLE, "--tokens", "512,2048,8192", "--link", "400"]
+    told = "--pipeline 8x2048: prompts of 512 … 2,048 tokens are no longer than a chunk, and leave as by --pipeline 8"
+    assert told in planned(capsys, *argv, "--pipeline", "8x2048")["notices"]
+    for cut in ("8", "best", "8x256"):
+        assert not any(
+            "longer than a chunk" in notice for notice in planned(capsys, *argv, "--pipeline", cut)["notices"]
+        )
+
+
 def test_several_requests_at_once_are_no_transfer(tmp_path: Path, capsys: Captured) -> None:
     document = planned(capsys, *ARTICLE, "--measured", network_result(tmp_path, inflight=4), "--tokens", "8192")
     assert not any(path["measured"] for path in document["plan"]["split"])
