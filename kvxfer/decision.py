@@ -32,6 +32,11 @@ from kvxfer.model.dtypes import DType
 
 Record = Mapping[str, Any]
 
+ONE_SIZE = (
+    "{} over {}: one size does not tell what smaller sends take, and so not what pipelining leaves exposed; measure "
+    "two lengths or more (kvxfer bench --peer), or a cost model (--fit)"
+)
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -132,10 +137,13 @@ def unused_notices(service: Service) -> list[str]:
 
 
 def pipelining_notices(service: Service) -> list[str]:
-    """What a reader should know of what pipelining leaves exposed: sends of sizes that nobody measured."""
-    notices = []
+    """What a reader should know of --pipeline: paths of which it says nothing, and sends that nobody measured."""
+    notices: list[str] = []
+    if service.offered.cut is None:
+        return notices
     for path in (path for paths in service.paths.values() for path in paths):
         if (found := path.pipelined) is None:
+            notices.append(ONE_SIZE.format(path.dtype, path.path))
             continue
         told = [f"sends of cut {found.cut}, {found.extrapolated},"] if found.extrapolated else []
         if found.break_even_extrapolated:

@@ -47,6 +47,7 @@ LAYERS = (
     "the prefill of real layers in the measured result (--measure-prefill) decides nothing here: it is no engine's; "
     "time yours, --prefill-csv or --prefill-tokens-per-s"
 )
+NOT_PIPELINED = "what was measured on one host ({}) is no path between two, and --pipeline is not looked at over it"
 EVEN_COMPUTE = (
     "pipelining: a prompt's compute is shared out evenly over its {:,} layers; bytes and pieces are each layer's own"
 )
@@ -186,6 +187,8 @@ def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DTyp
         notices.append(EVEN_COMPUTE.format(len(request.spec(request.dtypes[0]).kinds)))
     if one_host := _one_host(request):
         notices.append(ONE_HOST.format(", ".join(one_host)))
+        if request.offered.cut is not None:
+            notices.append(NOT_PIPELINED.format(", ".join(one_host)))
     return notices
 
 

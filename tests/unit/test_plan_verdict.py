@@ -457,8 +457,24 @@ def test_pipelining_over_a_measured_path_takes_two_lengths(tmp_path: Path, capsy
     result = json.loads(Path(network_result(tmp_path)).read_text())
     del result["results"][1:]
     (tmp_path / "one.json").write_text(json.dumps(result))
-    (path,) = planned(capsys, *argv, "--measured", str(tmp_path / "one.json"))["plan"]["split"]
+    document = planned(capsys, *argv, "--measured", str(tmp_path / "one.json"))
+    (path,) = document["plan"]["split"]
     assert (path["measured"], path["pipelined"]) == (True, None)
+    told = (
+        "bf16 over tcp push, measured at 512 tokens, 50% of the prompts: one size does not tell what smaller sends take"
+    )
+    assert sum(told in notice for notice in document["notices"]) == 1
+    without = planned(capsys, *argv[:-4], "--tokens", "512,8192", "--measured", str(tmp_path / "one.json"))
+    assert not any("smaller sends" in notice for notice in without["notices"])
+
+
+def test_what_was_measured_on_one_host_is_not_pipelined_and_that_is_said(tmp_path: Path, capsys: Captured) -> None:
+    argv = [*ARTICLE, "--measured", fitted_result(tmp_path, "loopback"), "--tokens", "100"]
+    told = "what was measured on one host (loopback) is no path between two, and --pipeline is not looked at over it"
+    document = planned(capsys, *argv, "--pipeline", "8")
+    assert not any(path["measured"] for path in document["plan"]["split"])
+    assert told in document["notices"]
+    assert told not in planned(capsys, *argv)["notices"]
 
 
 @pytest.mark.parametrize(("cut", "told"), [("8", "6.82 MB in 104 pieces"), ("80", None)])
