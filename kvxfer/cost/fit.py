@@ -25,6 +25,8 @@ LEAST_SPREAD = 4.0
 BOOTSTRAPS = 400
 LEVEL = 0.95
 OCCUPANCY_STEPS = 200
+ROUNDING = 1e-9
+"""In ns per byte: what takes less takes no time."""
 
 Interval = tuple[float, float]
 
@@ -99,13 +101,22 @@ class Fit:
         return None if value is None or interval is None else {"value": value, "ci95": list(interval)}
 
     def _beta(self, number: int) -> dict[str, Any] | None:
-        """Of one band. Its interval has no upper end where bytes may cost nothing."""
+        """Of one band, None where bytes surely cost nothing.
+
+        Where they seem to there is no value, and where they may no upper end of the interval. The lower one is always
+        there: a request may take so long, whatever the value.
+        """
+        value = self.model.bands[number].ns_per_byte
         interval = self.interval(lambda one: one.bands[number].ns_per_byte)
-        value = self.model.bands[number].beta_gbyte_s
-        if value is None or interval is None:
+        if interval is None or interval[1] <= ROUNDING:
             return None
         low, high = interval
-        return {"value": value, "ci95": [1 / high, 1 / low if low > 0 else None]}
+        return {"value": _rate(value), "ci95": [_rate(high), _rate(low)]}
+
+
+def _rate(ns_per_byte: float) -> float | None:
+    """GB/s; None where bytes take no time."""
+    return 1 / ns_per_byte if ns_per_byte > ROUNDING else None
 
 
 def fit(points: Sequence[Point], seed: int = 0) -> Fit:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvxfer.cost.model import CostModel, finite, from_record
+from kvxfer.cost.model import CostModel, finite, from_record, ns_per_byte
 from kvxfer.cost.pipeline import Span
 from kvxfer.errors import UsageError
 from kvxfer.wording import quoted
@@ -130,18 +130,11 @@ def _fitted(record: Any) -> Fitted:
 
 def _at_an_end(model: CostModel, record: Mapping[str, Any], end: int) -> CostModel:
     """The model with every figure at the low (0) or the high (1) end of its interval; β at the other, being a rate."""
-    bands = tuple(
-        replace(band, ns_per_byte=_ns_per_byte(told["beta_gbyte_s"], 1 - end))
-        for band, told in zip(model.bands, record["bands"], strict=True)
-    )
+    betas = [band["beta_gbyte_s"] for band in record["bands"]]
+    rates = [None if beta is None else beta["ci95"][1 - end] for beta in betas]
+    bands = tuple(replace(band, ns_per_byte=ns_per_byte(rate)) for band, rate in zip(model.bands, rates, strict=True))
     alpha, gamma = (finite(record[name]["ci95"][end]) for name in ("alpha_ns", "gamma_ns"))
     return CostModel(model.form, alpha, gamma, bands)
-
-
-def _ns_per_byte(beta: Mapping[str, Any] | None, end: int) -> float:
-    """0 where bytes take no time that shows, or may take none."""
-    rate = None if beta is None else beta["ci95"][end]
-    return 0.0 if rate is None else 1 / finite(rate)
 
 
 def _range(ends: Sequence[Any]) -> tuple[int, int]:

@@ -89,6 +89,11 @@ def finite(value: Any) -> float:
     return number
 
 
+def ns_per_byte(gbyte_s: Any) -> float:
+    """Of a rate in a result; 0 for null, where bytes take no time that shows."""
+    return 0.0 if gbyte_s is None else 1 / finite(gbyte_s)
+
+
 def from_record(record: Mapping[str, Any]) -> CostModel:
     """The model in an entry of a result file's `cost_model`. Raises UsageError when it is damaged."""
     try:
@@ -97,7 +102,7 @@ def from_record(record: Mapping[str, Any]) -> CostModel:
         bands = tuple(
             Band(
                 int(finite(band["from_bytes"])),
-                1 / finite(band["beta_gbyte_s"]["value"]) if band["beta_gbyte_s"] is not None else 0.0,
+                ns_per_byte(None if band["beta_gbyte_s"] is None else band["beta_gbyte_s"]["value"]),
                 finite(band["step_ns"]),
             )
             for band in record["bands"]

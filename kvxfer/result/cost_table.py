@@ -54,9 +54,17 @@ def _told(model: Row) -> list[tuple[str, str]]:
 
 
 def _band(band: Row) -> str:
-    rate = "no time that shows" if band["beta_gbyte_s"] is None else f"{figure(band['beta_gbyte_s']['value'])} GB/s"
+    rate = _band_rate(band["beta_gbyte_s"])
     step = f" and {figure(band['step_ns'] / 1e3)} µs once" if band["step_ns"] else ""
     return f"{rate}{step} for what is beyond {_size(band['from_bytes'])}" if band["from_bytes"] else f"at first {rate}"
+
+
+def _band_rate(beta: Row | None) -> str:
+    if beta is None:
+        return "no time that shows"
+    if beta["value"] is None:
+        return f"no time that shows (at least {figure(beta['ci95'][0])} GB/s)"
+    return f"{figure(beta['value'])} GB/s"
 
 
 def _print_held_out(model: Row, console: Console) -> None:
@@ -94,7 +102,12 @@ def _beta(beta: Row | None) -> str:
     if beta is None:
         return NONE
     low, high = beta["ci95"]
-    return f"{figure(beta['value'])} ({figure(low)} – {'∞' if high is None else figure(high)})"
+    return f"{_rate(beta['value'])} ({figure(low)} – {_rate(high)})"
+
+
+def _rate(gbyte_s: float | None) -> str:
+    """Without a limit where bytes take no time that shows."""
+    return "∞" if gbyte_s is None else figure(gbyte_s)
 
 
 def _held_out(model: Row) -> str:

@@ -36,6 +36,17 @@ def test_bandwidths_that_differ_are_told() -> None:
     assert "one β does not fit" not in printed([one_band])
 
 
+def test_bytes_that_take_no_time_that_shows_have_a_least_bandwidth() -> None:
+    (model,) = example_result()["cost_model"]
+    unknown = {"value": None, "ci95": [20.0, None]}
+    model["beta_gbyte_s"] = model["bands"][1]["beta_gbyte_s"] = unknown
+    text = " ".join(printed([model]).split())
+    assert "∞ (20.0 – ∞)" in text
+    assert "at first 9.10 GB/s; no time that shows (at least 20.0 GB/s) and 20.5 µs once" in text
+    model["bands"][1]["beta_gbyte_s"] = None
+    assert "at first 9.10 GB/s; no time that shows and 20.5 µs once" in " ".join(printed([model]).split())
+
+
 def test_requests_held_out_stand_beside_their_prediction() -> None:
     text = printed(example_result()["cost_model"])
     assert "Requests held out: tcp, bf16, push" in text

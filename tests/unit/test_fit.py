@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -14,6 +15,7 @@ from kvxfer.cost import fit as fitting
 from kvxfer.cost.fit import Fit, fit
 from kvxfer.cost.model import FORMS, Band, CostModel, from_record
 from kvxfer.cost.points import Point
+from kvxfer.cost.solve import Shape
 
 MIB = 1 << 20
 PIECES = (64 << 10, 16 << 10, 4 << 10, 1 << 40)
@@ -148,6 +150,23 @@ def test_the_record_predicts_what_the_fit_does() -> None:
         assert point.error(read) == pytest.approx(point.error(found.model), abs=1e-6)
     assert record["valid"] == {"bytes": [2 * MIB, 512 * MIB], "descriptors": [32, 131_072], "inflight": 4}
     assert record["held_out"]["requests"] == 4
+
+
+def test_bytes_that_seem_to_cost_nothing_may_cost_something() -> None:
+    """Half of the redrawn fits give them 0.1 ns: so long they may take, and their bandwidth has no upper end."""
+
+    def model(ns_per_byte: float) -> CostModel:
+        return CostModel("sum", 1000.0, 10.0, (Band(0, ns_per_byte),))
+
+    def beta(middle: float, *others: float) -> object:
+        drawn = [model(each) for each in others for _ in range(50)]
+        found = Fit(model(middle), Shape("sum"), [], drawn, points(SUM, 0.0, 0, processes=5))
+        return found.as_record()["bands"][0]["beta_gbyte_s"]
+
+    widened = math.sqrt(5 / 4)
+    assert beta(0.0, 0.0, 0.1) == {"value": None, "ci95": [pytest.approx(1 / (0.1 * widened)), None]}
+    assert beta(0.1, 0.0, 0.1) == {"value": pytest.approx(10), "ci95": [pytest.approx(10), None]}
+    assert beta(0.0, 0.0, 0.0) is None
 
 
 def refused(chosen: list[Point]) -> str:

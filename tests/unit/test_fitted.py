@@ -37,6 +37,18 @@ def test_by_hand() -> None:
     assert found.low_ms == pytest.approx((0.9 * (63_700 + 15_100) + wire_ns) / 1e6)
 
 
+def test_bytes_that_take_no_time_that_shows_may_take_some() -> None:
+    record = cost_model()
+    record["bands"][1]["beta_gbyte_s"] = {"value": None, "ci95": [20.0, None]}
+    (model,) = fitted_models([record])
+    found = model.predict(10_000_000, 100)
+    assert found is not None
+    wire_ns = 4_194_304 / 9.1 + 20_500
+    assert found.ms == pytest.approx((63_700 + 15_100 + wire_ns) / 1e6)
+    wire_ns = 4_194_304 / (0.9 * 9.1) + 20_500 + (10_000_000 - 4_194_304) / 20
+    assert found.high_ms == pytest.approx((1.1 * (63_700 + 15_100) + wire_ns) / 1e6)
+
+
 @given(SIZES, SIZES, COUNTS, COUNTS)
 def test_the_interval_holds_the_prediction_and_nothing_falls(size: int, more: int, count: int, further: int) -> None:
     smaller = example().predict(min(size, more), min(count, further))
