@@ -14,6 +14,7 @@ from kvxfer.cost.fitted import Fitted, fitting
 from kvxfer.cost.measured import Measured
 from kvxfer.cost.pipelined import Pipelining
 from kvxfer.cost.pools import Pools, pools_of, pools_record
+from kvxfer.cost.prefill_layers import PrefillLayers
 from kvxfer.cost.prefill_source import GIVEN, PrefillSource, prefill_sources
 from kvxfer.cost.split import (
     Path,
@@ -26,7 +27,7 @@ from kvxfer.cost.split import (
     paths_between_hosts,
 )
 from kvxfer.cost.verdict import Decision, decide
-from kvxfer.cost.verdict_rules import ARRIVALS, ENGINES, LENGTHS, MODEL, PREFILL, REACH, Situation
+from kvxfer.cost.verdict_rules import ARRIVALS, ENGINES, LAYERS, LENGTHS, MODEL, PREFILL, REACH, Situation
 from kvxfer.load_options import Offered
 from kvxfer.model.dtypes import DType
 
@@ -40,11 +41,12 @@ ONE_SIZE = (
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a result holds: measured transfers, and cost models that were fitted."""
+    """What a result holds: measured transfers, cost models that were fitted, and the prefill of real layers."""
 
     rows: Sequence[Measured] = ()
     fitted: Sequence[Fitted] = ()
-    layers: bool = False  # a prefill of real layers is there too
+    layers: PrefillLayers | None = None
+    other_layers: bool = False  # there are some, of another model or of prompts that were cached in part
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,17 @@ class Service:
 
 
 def deciding(sources: Sequence[PrefillSource]) -> PrefillSource | None:
-    """What was measured, else `full`, else `seed`."""
+    """What the user measured, else real layers on GPUs, else `full`, else `seed`."""
     return sources[-1] if sources else None
 
 
 def service_of(asked: Asked, offered: Offered, measurement: Measurement | None, ratio: Sequence[Record]) -> Service:
     """`measurement` is that of --measured, None without; `ratio` are the plan's rows, with its rows set beside."""
     load, cluster, step_ms = offered.load, offered.cluster, offered.step_ms
-    sources = prefill_sources(asked.shape, asked.assumptions, offered.given)
+    layers = None if measurement is None else measurement.layers
+    if layers is not None and layers_refused(asked, offered, layers) is not None:
+        layers = None
+    sources = prefill_sources(asked.shape, asked.assumptions, layers, offered.given)
     source = deciding(sources)
     modes: list[Mode] = []
     if source is not None and step_ms is not None and load.requests_per_s is not None:
@@ -90,6 +95,11 @@ def service_of(asked: Asked, offered: Offered, measurement: Measurement | None, 
             unused += without
     pools = pools_of(cluster, load, source, asked.assumptions, step_ms)
     return Service(asked, offered, sources, pools, modes, paths, measurement is not None, unused)
+
+
+def layers_refused(asked: Asked, offered: Offered, layers: PrefillLayers) -> str | None:
+    """Why no figure goes by the prefill of real layers; None where they do, unless the user measured it too."""
+    return layers.refused(asked.assumptions, {*asked.tokens, *offered.load.prompts})
 
 
 def plan_record(service: Service) -> Record:
@@ -236,7 +246,7 @@ def _situation(service: Service, dtype: DType, path: PathCost | None) -> Situati
     offered, source = service.offered, service.source
     assumed = set()
     if source is not None and source.basis != GIVEN:
-        assumed.add(PREFILL)
+        assumed.add(LAYERS if isinstance(source, PrefillLayers) else PREFILL)
     if not offered.from_file:
         assumed.add(LENGTHS)
     if offered.load.traced_rate is None:

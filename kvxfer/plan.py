@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
@@ -19,10 +19,12 @@ from kvxfer.cache.sends import Cut
 from kvxfer.cache.wire import Wire
 from kvxfer.cost.fitted import fitted_models, fitting, predicted_entries
 from kvxfer.cost.measured import matching, measured_rows
+from kvxfer.cost.prefill_layers import PrefillLayers, prefill_layers
 from kvxfer.cost.prefill_source import GIVEN
 from kvxfer.cost.ratio import line_rate_ms, ratio_notices, ratio_rows
 from kvxfer.decision import (
     Measurement,
+    layers_refused,
     pipelining_notices,
     plan_record,
     service_of,
@@ -43,9 +45,12 @@ ONE_HOST = (
 )
 AT_ONCE = "measured rows with several requests at once are left out: each waits for the others; --inflight 1"
 ONE_RANK = "fitted cost models predict requests between one rank on each side; they are not used for several"
-LAYERS = (
-    "the prefill of real layers in the measured result (--measure-prefill) decides nothing here: it is no engine's; "
-    "time yours, --prefill-csv or --prefill-tokens-per-s"
+REAL_LAYERS = (
+    "the prefill of real layers in the measured result ({}, random weights, without an engine) {}; time your engine's, "
+    "--prefill-csv or --prefill-tokens-per-s"
+)
+OTHER_LAYERS = (
+    "the prefill of real layers in the measured result has no whole prompt of this model and is not looked at"
 )
 NOT_PIPELINED = "what was measured on one host ({}) is no path between two, and --pipeline is not looked at over it"
 EVEN_COMPUTE = (
@@ -89,8 +94,11 @@ def command(
         return
     source = context.get_parameter_source("tokens")
     tokens_given = source is not None and source.name != "DEFAULT"
-    asked, offered = read_load_options(load, options, read(options), tokens_given)
-    measurement = Measurement() if measured is None else _read_measured(measured)
+    asked = read(options)
+    measurement = Measurement() if measured is None else _read_measured(measured, asked.shape.name)
+    if measurement.layers is not None and load.prefill_csv is None and load.prefill_tokens_per_s is None:
+        asked = _as_measured(asked, options, measurement.layers)
+    asked, offered = read_load_options(load, options, asked, tokens_given)
     request = Request(**vars(asked), measurement=measurement, offered=offered)
     document = plan_document(request, context.obj, wants_measured=measured is not None)
     if json is not None:
@@ -118,6 +126,7 @@ def plan_document(request: Request, words: Sequence[str], wants_measured: bool =
             request.measurement.rows,
             between,
             request.offered.given,
+            request.measurement.layers,
         )
     ]
     _predict(request, rows)
@@ -150,10 +159,20 @@ def _wires(request: Request, dtype: DType) -> Wires:
     return None if wire is None else {count: wire(count) for count in request.tokens}
 
 
-def _read_measured(path: str) -> Measurement:
+def _read_measured(path: str, model: str) -> Measurement:
+    """What a result holds, of its prefills those of this model."""
     result = read_result(path)
     rows = measured_rows(result["results"], str(result["scope"]))
-    return Measurement(rows, fitted_models(result["cost_model"]), bool(result.get("prefill")))
+    prefills = result.get("prefill", [])
+    layers = prefill_layers(prefills, model)
+    return Measurement(rows, fitted_models(result["cost_model"]), layers, bool(prefills) and layers is None)
+
+
+def _as_measured(asked: Asked, options: Options, layers: PrefillLayers) -> Asked:
+    """With the GPUs that layers were measured on, where the user says nothing of how many share a prefill."""
+    if not layers.on_gpu or options.gpus is not None or asked.prefill.count > 1:
+        return asked
+    return replace(asked, assumptions=replace(asked.assumptions, gpus=layers.devices))
 
 
 def _predict(request: Request, rows: Sequence[dict[str, Any]]) -> None:
@@ -179,8 +198,10 @@ def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DTyp
         notices.append(ONE_RANK)
     if any(row.inflight > 1 for row in request.measurement.rows):
         notices.append(AT_ONCE)
-    if request.measurement.layers and request.offered.given is None:
-        notices.append(LAYERS)
+    if request.measurement.layers is not None and request.offered.given is None:
+        notices.append(_layers(request, request.measurement.layers))
+    if request.measurement.other_layers:
+        notices.append(OTHER_LAYERS)
     if isinstance(request.offered.cut, Cut):
         notices += chunk_notices([request.offered.cut], [*request.tokens, *request.offered.load.prompts])
     if request.offered.cut is not None:
@@ -190,6 +211,15 @@ def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DTyp
         if request.offered.cut is not None:
             notices.append(NOT_PIPELINED.format(", ".join(one_host)))
     return notices
+
+
+def _layers(request: Request, layers: PrefillLayers) -> str:
+    """A sentence about what the prefill of real layers decides, or why it does not."""
+    why = layers_refused(request, request.offered, layers)
+    decides = f"decides nothing here: {why}"
+    if why is None:
+        decides = f"is of {layers.named_devices}; figures that name no basis, and the verdict, go by it"
+    return REAL_LAYERS.format(layers.how, decides)
 
 
 def _one_host(request: Request) -> list[str]:

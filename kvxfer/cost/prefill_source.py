@@ -142,9 +142,9 @@ class PrefillHere:
 
 
 def prefill_sources(
-    shape: ModelShape, assumptions: Assumptions, given: PrefillSource | None = None
+    shape: ModelShape, assumptions: Assumptions, *measured: PrefillSource | None
 ) -> list[PrefillSource]:
-    """`seed` and `full`, as far as the parameters are known, and then what the user measured.
+    """`seed` and `full`, as far as the parameters are known, and then what was measured; None: it was not.
 
     Raises UsageError when fewer parameters are assumed active than the embedding tables alone hold.
     """
@@ -154,7 +154,7 @@ def prefill_sources(
         sources.append(AssumedPrefill("seed", seed[0], None, gpus, eff_tflops))
     if (full := assumptions.full_params(shape)) is not None:
         sources.append(AssumedPrefill("full", _without_embedding(shape, *full), shape, gpus, eff_tflops))
-    return sources if given is None else [*sources, given]
+    return [*sources, *(one for one in measured if one is not None)]
 
 
 def prompt_ms(source: PrefillSource, assumptions: Assumptions, tokens: int) -> float:

@@ -2,8 +2,8 @@
 
 Two bases per prompt length. `seed` is 2 · params · N without attention; with 70e9 parameters on 4 GPUs at 400 TFLOP/s
 it is the published table this project started from. `full` takes the active parameters without the embedding tables and
-adds the attention over the prompt. A third, `given`, is what the user measured. All set the same bytes, whole blocks,
-against their prefill.
+adds the attention over the prompt. A third, `given`, is what the user measured, and a fourth, `layers`, real layers.
+All set the same bytes, whole blocks, against their prefill.
 
 Prefix-cache hits shrink the two sides differently: prefill computes the tokens that it lacks (their attention still
 goes over the whole prompt), and what moves are the blocks that decode lacks.
@@ -24,6 +24,7 @@ from typing import Any
 from kvxfer.cache.wire import Wire
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.measured import Measured, matching
+from kvxfer.cost.prefill_layers import PrefillLayers
 from kvxfer.cost.prefill_source import PrefillSource, prefill_sources, prompt_ms
 from kvxfer.model.dtypes import DType
 from kvxfer.model.shape import ModelShape
@@ -41,8 +42,11 @@ def ratio_rows(
     measured: Sequence[Measured] = (),
     wires: Mapping[int, Wire] | None = None,
     given: PrefillSource | None = None,
+    layers: PrefillLayers | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of the result file's `ratio`: for each prompt length `seed`, `full`, and what was `given` as measured.
+
+    `layers` are those of a measured result, which have a row of each prompt length that they reach.
 
     A basis whose parameters are unknown has no rows (`ratio_notices` says so). Of `measured`, every row of this model,
     dtype, prompt length and number of bytes is set beside. `wires` is what moves between the ranks by prompt length;
@@ -51,7 +55,7 @@ def ratio_rows(
     """
     rows = []
     fixed_ms = assumptions.fixed_ms
-    sources = prefill_sources(shape, assumptions, given)
+    sources = prefill_sources(shape, assumptions, layers, given)
     for count in tokens:
         wire = None if wires is None else wires[count]
         size = assumptions.moved_bytes(shape, count, block_size, dtype, wire)
@@ -59,6 +63,8 @@ def ratio_rows(
         on_a_link = size if assumptions.links_shared else busiest
         beside = matching(measured, shape.name, dtype.name, count, size)
         for source in sources:
+            if layers is not None and source is layers and not layers.reaches(assumptions, count):
+                continue
             milliseconds = prompt_ms(source, assumptions, count)
             rows.append(
                 {

@@ -33,11 +33,13 @@ LARGE_PERCENT = 30.0
 CLEARLY = 2.0
 """Ranks of one side per rank of the other from which on their parallelism differs."""
 
-PREFILL, LINE_RATE, REACH, MODEL = "prefill", "line rate", "reach", "model"
+PREFILL, LAYERS, LINE_RATE, REACH, MODEL = "prefill", "layers", "line rate", "reach", "model"
 LENGTHS, ARRIVALS, ENGINES = "lengths", "arrivals", "engines"
 
 SETTLED_BY = {
     PREFILL: "the prefill time is assumed: time your engine's prefill, --prefill-csv or --prefill-tokens-per-s",
+    LAYERS: "the prefill is that of layers of random weights without an engine: time your engine's, --prefill-csv or "
+    "--prefill-tokens-per-s",
     LINE_RATE: "the path is assumed at line rate: kvxfer bench --peer between the two hosts, then --measured",
     REACH: "the measurement does not reach all prompts of this cache: kvxfer bench --peer with this model and dtype, "
     "and --tokens from the shortest prompt to the longest",
@@ -140,7 +142,7 @@ def small_cluster(situation: Situation) -> Finding:
     if cluster.too_small:
         why = f"an engine of prefill takes {cluster.prefill_instance} GPUs and one of decode {cluster.decode_instance}"
         return Finding(True, f"{why}, and there are {cluster.total} in all", numbers, thresholds)
-    rests_on = situation.rests_on(PREFILL, LENGTHS)
+    rests_on = situation.rests_on(PREFILL, LAYERS, LENGTHS)
     if pools.prefill_busy is not None and pools.prefill_busy >= LEAST_BUSY:
         why = f"prefill is busy {pools.prefill_busy:.0%} of the time"
         return Finding(False, why, numbers, thresholds, (), rests_on)
@@ -189,7 +191,7 @@ def strict_itl(situation: Situation) -> Finding:
         return _open("what colocated prefill does to the ITL cannot be told", needs, numbers)
     if not situation.modes:
         return _no_prefill(numbers)
-    rests_on = situation.rests_on(PREFILL, LENGTHS, ARRIVALS, ENGINES)
+    rests_on = situation.rests_on(PREFILL, LAYERS, LENGTHS, ARRIVALS, ENGINES)
     numbers |= {f"itl_p99_ms_{_named(mode)}": mode.itl_p99_ms for mode in situation.modes}
     meets = [
         mode
@@ -288,7 +290,7 @@ def _exposed(path: PathCost) -> dict[str, Number]:
 
 
 def _path_rests_on(situation: Situation) -> tuple[str, ...]:
-    return (*_rate_rests_on(situation), *situation.rests_on(PREFILL, MODEL))
+    return (*_rate_rests_on(situation), *situation.rests_on(PREFILL, LAYERS, MODEL))
 
 
 def _rate_rests_on(situation: Situation) -> tuple[str, ...]:

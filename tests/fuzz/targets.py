@@ -24,6 +24,7 @@ from kvxfer.cost.load_file import read_load
 from kvxfer.cost.measured import measured_rows
 from kvxfer.cost.prefill import attention_flop
 from kvxfer.cost.prefill_file import read_prefill_times
+from kvxfer.cost.prefill_layers import prefill_layers
 from kvxfer.errors import UsageError
 from kvxfer.model.config import read_config
 from kvxfer.model.dtypes import DTYPES
@@ -106,6 +107,7 @@ def result(data: bytes) -> None:
         document = read_result(_file("result.json", data))
         assert document["schema_version"] == SCHEMA_VERSION
         measured_rows(document["results"], str(document["scope"]))
+        prefill_layers(document.get("prefill", []), "llama-3.1-70b")
     except UsageError as error:
         _one_line(error)
 

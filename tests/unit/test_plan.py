@@ -123,7 +123,7 @@ def test_a_row_through_memory_is_no_loopback(tmp_path: Path, capsys: pytest.Capt
     assert document["verdict"] is None
 
 
-def test_a_prefill_of_real_layers_decides_nothing_and_that_is_said(
+def test_a_cpu_s_prefill_of_real_layers_is_listed_and_decides_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, result = tmp_path / "result.json", example_result()
@@ -133,10 +133,21 @@ def test_a_prefill_of_real_layers_decides_nothing_and_that_is_said(
     path.write_text(json.dumps(result))
     document = planned(capsys, *argv)
     told = set(document["notices"]) - set(without["notices"])
-    assert [notice.partition(" in ")[0] for notice in told] == ["the prefill of real layers"]
-    assert document["ratio"] == without["ratio"]
+    (notice,) = told
+    assert notice.startswith(
+        "the prefill of real layers in the measured result (float32 on 2 CPU threads, random weights, without an "
+        "engine) decides nothing here: a CPU's time says nothing of a GPU's; time your engine's"
+    )
+    layers = [row for row in document["ratio"] if row["basis"] == "layers"]
+    assert [(row["tokens"], row["prefill_ms"]) for row in layers] == [(512, 240_000)]
+    assert layers[0]["prefill_source"] == "measured by --measure-prefill: measured here, no GPU's time; MFU 73 %"
+    assert [row for row in document["ratio"] if row not in layers] == without["ratio"]
+    assert document["plan"] == without["plan"]
     given = planned(capsys, *argv, "--prefill-tokens-per-s", "10000")
     assert not told & set(given["notices"])  # which says what they are asked for
+    assert [row["basis"] for row in given["ratio"][:4]] == ["seed", "full", "layers", "given"]
+    (other,) = (notice for notice in planned(capsys, "--measured", str(path))["notices"] if "real layers" in notice)
+    assert "no whole prompt of this model" in other
 
 
 def test_measured_in_other_blocks_does_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_result import example_result
+from example_result import example_result, prefill
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
@@ -251,6 +251,73 @@ def test_prefill_as_measured_is_a_basis_of_its_own_and_decides(tmp_path: Path, c
     times.write_text("1000,150\n2000,320\n")
     document = planned(capsys, *ARTICLE, "--tokens", "1500", "--prefill-csv", str(times))
     assert document["ratio"][2]["prefill_ms"] == pytest.approx(235)
+
+
+def with_prefill(tmp_path: Path, times_ms: dict[int, float], **changes: Any) -> str:
+    """Between two hosts, with a GPU's prefill of real layers."""
+    result = json.loads(Path(network_result(tmp_path)).read_text())
+    on_gpu = {"on_gpu": True, "how": "bfloat16 on one GPU", "source": "bfloat16 on one GPU, real layers"} | changes
+    result["prefill"] = [
+        prefill() | {"tokens": tokens, "computed_tokens": tokens, "total_ns": round(ms * 1e6)} | on_gpu
+        for tokens, ms in times_ms.items()
+    ]
+    path = tmp_path / "prefill.json"
+    path.write_text(json.dumps(result))
+    return str(path)
+
+
+def test_a_gpu_s_prefill_of_real_layers_decides_and_is_named(tmp_path: Path, capsys: Captured) -> None:
+    argv = ["--model", "70b", "--measured", with_prefill(tmp_path, {512: 300, 8192: 5000}), "--tokens", "512,8192"]
+    document = planned(capsys, *argv, *SERVED, *POOLS, "--pipeline", "best")
+    (row, _) = [row for row in document["ratio"] if row["basis"] == "layers"]
+    assert (row["prefill_ms"], document["assumptions"]["gpus"]) == (300, 1)
+    source = "measured by --measure-prefill: bfloat16 on one GPU, real layers; MFU 73 %"
+    assert document["plan"]["prefill_source"] == row["prefill_source"] == source
+    assert document["plan"]["colocated"]["basis"] == "layers"
+    assert document["plan"]["split"][0]["percent"] == pytest.approx((52.4 + 912) / 5300 * 100)
+    assert any("layers of random weights without an engine" in reason for reason in document["verdict"]["reasons"])
+    assert not any("prefill time is assumed" in reason for reason in document["verdict"]["reasons"])
+    assert any("is of 1 GPU; figures that name no basis, and the verdict, go by it" in n for n in document["notices"])
+    given = planned(capsys, *argv, "--prefill-tokens-per-s", "9000")
+    assert given["plan"]["prefill_source"].startswith("given: 9,000 tokens/s")
+    assert given["assumptions"]["gpus"] == 4
+    assert source in printed(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "changes", "more", "why"),
+    [
+        ({512: 300, 8192: 5000}, {}, ["--gpus", "4"], "it is of 1 GPU, and a prefill has 4 here (--gpus)"),
+        ({512: 300}, {}, [], "it reaches 512 tokens, and the prompts have 512 … 8,192"),
+        (
+            {512: 300, 8192: 5000},
+            {},
+            ["--prefix-hit-prefill", "0.5"],
+            "it reaches 512 … 8,192 tokens, and the prompts, and what is cached of them, have 256",
+        ),
+        ({512: 300, 1024: 300, 8192: 5000}, {}, [], "longer prompts took no longer"),
+        ({512: 300, 8192: 5000}, {"on_gpu": False}, [], "a CPU's time says nothing of a GPU's"),
+    ],
+)
+def test_why_a_prefill_of_real_layers_decides_nothing(
+    times_ms: dict[int, float],
+    changes: dict[str, Any],
+    more: list[str],
+    why: str,
+    tmp_path: Path,
+    capsys: Captured,
+) -> None:
+    argv = ["--model", "70b", "--measured", with_prefill(tmp_path, times_ms, **changes), "--tokens", "512,8192", *more]
+    document = planned(capsys, *argv)
+    assert document["plan"]["prefill_source"].startswith("assumed: ")
+    assert any("prefill time is assumed" in reason for reason in document["verdict"]["reasons"])
+    assert any(f"decides nothing here: {why}" in notice for notice in document["notices"])
+
+
+@pytest.mark.parametrize("damage", [{"how": 7}, {"devices": 0}, {"on_gpu": 1}, {"source": None}, {"mfu": "x"}])
+def test_a_damaged_prefill_is_refused(damage: dict[str, Any], tmp_path: Path, capsys: Captured) -> None:
+    (name,) = damage
+    assert f"prefill has {name}" in refused(capsys, "--measured", with_prefill(tmp_path, {512: 300}, **damage))
 
 
 def test_break_even_is_looked_for_among_prefills_that_are_known(
