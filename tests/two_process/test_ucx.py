@@ -49,6 +49,15 @@ def test_its_library_and_settings_are_in_the_result(place: Place) -> None:
     assert (details["errors"], details["pull"]) == ("peer", "put by the target, when asked")
 
 
+def test_settings_with_which_ucx_moves_nothing(place: Place) -> None:
+    """1.22 takes them, wires up, and refuses every put."""
+    place.environment["UCX_PROTO_ENABLE"] = "n"
+    done = place.bench(*UCX)
+    if done.status == 0:
+        pytest.skip("this UCX can")
+    done.failed(5, "UCX cannot put or get pieces as it is set (UCX_...): Unsupported operation")
+
+
 def test_without_watching_the_peer_it_uses_memory(place: Place) -> None:
     (row,) = rows(place, "--backend-option", "ucx.errors=none", "--ucx-endpoints", "2")
     assert row["options"] == {"errors": 1, "endpoints": 2}

@@ -41,7 +41,6 @@ def offers(environment: Environment) -> list[Offer]:
             options={
                 "library": str(library),
                 "polling": polling,
-                "watches_peer": way.watches_peer,
                 "own_allocation": way.own_allocation,
             },
         )
@@ -63,8 +62,7 @@ class Side:
         self.address = 0
 
     def open(self) -> None:
-        polling, watches = (ctypes.c_bool(self._options[name]) for name in ("polling", "watches_peer"))
-        self._library.bare_open(polling, watches, ctypes.c_uint32(WINDOW))
+        self._library.bare_open(ctypes.c_bool(self._options["polling"]), ctypes.c_uint32(WINDOW))
 
     def allocate(self) -> None:
         own = self._options["own_allocation"]

@@ -23,6 +23,11 @@ constexpr std::uint32_t always_a_request = UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
 thread_local const UcxPeer* moves_for = nullptr;  // the peer whose thread this is
 thread_local bool sends = false;                  // the thread of its first mover
 
+std::string why_lost(ucs_status_t status) {
+  const bool not_able = status == UCS_ERR_UNSUPPORTED || status == UCS_ERR_NOT_IMPLEMENTED;
+  return why(not_able ? "UCX cannot put or get pieces as it is set (UCX_...)" : "UCX lost the peer", status);
+}
+
 }  // namespace
 
 bool UcxPeer::on_own_thread() const { return moves_for == this; }
@@ -37,7 +42,7 @@ void UcxPeer::move(Mover& mover) {
   try {
     parting = move_until_parting(mover);
     if (parting == Parting::in_order) part_in_order(mover);
-    if (!parting) wrong = broken_of(mover).empty() ? why("UCX lost the peer", mover.endpoint.status()) : broken_;
+    if (!parting) wrong = broken_of(mover).empty() ? why_lost(mover.endpoint.status()) : broken_;
   } catch (const std::exception& error) {
     wrong = error.what();
   }
