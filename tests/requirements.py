@@ -55,6 +55,19 @@ def missing_netns() -> str:
 
 
 @functools.cache
+def missing_tun() -> str:
+    """Why a link cannot be made of TUN devices here; nothing when it can."""
+    from hosts.tun import open_tun
+
+    try:
+        descriptor, _ = open_tun()
+    except OSError as error:
+        return f"no device of /dev/net/tun: {error.strerror}"
+    os.close(descriptor)
+    return ""
+
+
+@functools.cache
 def missing_libfuzzer() -> str:
     """Why clang cannot build fuzz programs here; nothing when it can."""
     if shutil.which("clang++") is None:
@@ -93,5 +106,10 @@ def _failure(command: str) -> str:
     return "" if done.returncode == 0 else f"`{command}`: {' '.join(done.stderr.split())}"
 
 
-PROBES: dict[str, Callable[[], str]] = {"netns": missing_netns, "fuzz": missing_fuzz, "rdma": missing_rdma}
+PROBES: dict[str, Callable[[], str]] = {
+    "netns": missing_netns,
+    "tun": missing_tun,
+    "fuzz": missing_fuzz,
+    "rdma": missing_rdma,
+}
 """By name: says why it is missing, or nothing."""

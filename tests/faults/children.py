@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hosts.entering import enter
 from two_process.processes import children
 
 from kvxfer import bench as bench_module
@@ -125,6 +126,13 @@ def bench(words: list[str], plan: dict[str, Any]) -> int:
 
 def serve(words: list[str]) -> int:
     return serve_module.main(words)
+
+
+def on_host(namespace: str, function: str, arguments: list[Any]) -> int:
+    """One of these functions, on a host of the tests."""
+    enter(namespace)
+    status: int = globals()[function](*arguments)
+    return status
 
 
 def relay(at: int | str, target: int | str, seen: str, rule: dict[str, Any] | None, control: bool) -> int:

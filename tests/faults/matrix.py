@@ -87,6 +87,10 @@ def ended_well(status: int | None, err: str, allowed: Sequence[int]) -> bool:
 class Service:
     """A serve and, where wanted, the relays before it; replaced when a fault has ended them."""
 
+    host = "127.0.0.1"
+    """Where serve is."""
+    options_of_serve: Sequence[str] = ()
+
     def __init__(self, zygote: Zygote, place: Place, backend: str, victim: str, keyed: bool = False) -> None:
         """With `keyed` both sides have keys, as beyond one host, so that control is encrypted."""
         self._zygote = zygote
@@ -107,7 +111,7 @@ class Service:
 
     def _begin(self) -> None:
         self._port, self._data = quiet_port(), quiet_port(_data_ports)
-        words = ["--port", str(self._port), *self._keys_of_serve]
+        words = ["--bind", self.host, "--port", str(self._port), *self._keys_of_serve, *self.options_of_serve]
         if self._relays_ports:
             self._advertised = quiet_port()
             words += ["--data-port", str(self._data), "--advertise", f"127.0.0.1:{self._advertised}"]
@@ -155,7 +159,7 @@ class Service:
             pids[self._victim] = self._relay.pid
         plan = {"note": str(note), "step": step, "victim": self._victim, "signal": number, "pids": pids}
         plan |= more_of_plan
-        words = ["--model", self._place.model, "--peer", f"127.0.0.1:{self._peer}", "--backend", self._backend]
+        words = ["--model", self._place.model, "--peer", f"{self.host}:{self._peer}", "--backend", self._backend]
         return self._start("bench", [*words, *self._keys_of_bench, *QUICKEST, *more], plan), note
 
     def whole_run(self) -> list[str]:

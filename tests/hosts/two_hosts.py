@@ -90,21 +90,25 @@ class Host:
 
     def processes(self) -> set[int]:
         """The pids of all processes on this host."""
-        return {int(pid) for pid in _call(f"ip netns pids {self.namespace}").split()}
+        return {int(pid) for pid in call(f"ip netns pids {self.namespace}").split()}
 
     def link(self, state: str) -> None:
         """Pull the cable out ("down") or put it in ("up")."""
-        _call(f"ip -n {self.namespace} link set {self.interface} {state}")
+        call(f"ip -n {self.namespace} link set {self.interface} {state}")
 
     def sent_bytes(self) -> int:
         """What has left through the shaped interface, as tbf counts it."""
-        told = json.loads(_call(f"tc -n {self.namespace} -s -j qdisc show dev {self.interface}"))
+        told = json.loads(call(f"tc -n {self.namespace} -s -j qdisc show dev {self.interface}"))
         return sum(int(qdisc["bytes"]) for qdisc in told if qdisc["kind"] == "tbf")
 
     def connections_begun(self) -> int:
         """How often a process on this host has asked for a TCP connection."""
+        return self.tcp_counter("ActiveOpens")
+
+    def tcp_counter(self, name: str) -> int:
+        """One of the kernel's counters of this host's TCP, such as InCsumErrors."""
         names, values = (line.split() for line in self._read("/proc/net/snmp").splitlines() if line.startswith("Tcp:"))
-        return int(values[names.index("ActiveOpens")])
+        return int(values[names.index(name)])
 
     def _read(self, path: str) -> str:
         return subprocess.run(self.inside("cat", path), capture_output=True, text=True, check=True).stdout
@@ -120,7 +124,7 @@ class Host:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 time.sleep(0.01)
-            _call(f"ip netns delete {self.namespace}")
+            call(f"ip netns delete {self.namespace}")
 
 
 @dataclass(frozen=True)
@@ -136,16 +140,23 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def two_hosts(shape: Shape) -> Iterator[Hosts]:
-    """Two hosts on a link of this rate in both directions. Nothing of them is left, whatever happens."""
+def unlinked_hosts(kind: str) -> Iterator[tuple[Host, Host]]:
+    """Prefill and decode, whose interfaces of that kind are still to be made. Nothing of them is left."""
     name = f"kvxfer{os.getpid()}x{next(_numbers)}"
-    prefill, decode = (Host(side, f"{name}{side}", f"veth-{side}") for side in ("prefill", "decode"))
+    prefill, decode = (Host(side, f"{name}{side}", f"{kind}-{side}") for side in ("prefill", "decode"))
     with contextlib.ExitStack() as stack:
         for host in (prefill, decode):
             stack.callback(host.end)
-            _call(f"ip netns add {host.namespace}")
-            _call(f"ip -n {host.namespace} link set lo up")
-        _call(
+            call(f"ip netns add {host.namespace}")
+            call(f"ip -n {host.namespace} link set lo up")
+        yield prefill, decode
+
+
+@contextlib.contextmanager
+def two_hosts(shape: Shape) -> Iterator[Hosts]:
+    """Two hosts on a link of this rate in both directions. Nothing of them is left, whatever happens."""
+    with unlinked_hosts("veth") as (prefill, decode):
+        call(
             f"ip link add {prefill.interface} netns {prefill.namespace} "
             f"type veth peer name {decode.interface} netns {decode.namespace}"
         )
@@ -156,17 +167,17 @@ def two_hosts(shape: Shape) -> Iterator[Hosts]:
 
 def _connect(host: Host, shape: Shape) -> None:
     on = f"-n {host.namespace}"
-    _call(f"ip {on} address add {host.address}/30 dev {host.interface}")
-    _call(f"ip {on} address add {host.address_6}/64 dev {host.interface} nodad")
-    _call(
+    call(f"ip {on} address add {host.address}/30 dev {host.interface}")
+    call(f"ip {on} address add {host.address_6}/64 dev {host.interface} nodad")
+    call(
         f"tc {on} qdisc add dev {host.interface} root tbf rate {shape.mbit}mbit burst {shape.burst_bytes} latency 50ms"
     )
     # BBR, which some systems choose, leaves a link idle now and then to probe it; reno fills it and is in every kernel.
-    _call(f"ip netns exec {host.namespace} sysctl -q -w net.ipv4.tcp_congestion_control=reno")
-    _call(f"ip {on} link set {host.interface} mtu {shape.mtu} up")
+    call(f"ip netns exec {host.namespace} sysctl -q -w net.ipv4.tcp_congestion_control=reno")
+    call(f"ip {on} link set {host.interface} mtu {shape.mtu} up")
 
 
-def _call(command: str) -> str:
+def call(command: str) -> str:
     done = subprocess.run(command.split(), capture_output=True, text=True, check=False, timeout=30)
     if done.returncode != 0:
         raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
