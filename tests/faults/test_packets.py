@@ -29,9 +29,10 @@ from .zygote import Zygote
 pytestmark = pytest.mark.slow
 
 AT_ONCE = 8
-CHAIN = 8  # runs against one serve, at most
+CHAIN = 3, 8
+"""Faults that one serve takes, one after another: at least, where there are so many, and at most."""
 
-APART = 1 if "KVXFER_EVERY_FAULT" in os.environ else 61
+APART = 1 if "KVXFER_EVERY_FAULT" in os.environ else 97
 """Every so many-th of all faults is tried, unless all are asked for."""
 
 OPS = ("push", "pull")
@@ -201,7 +202,7 @@ def test_one_fault_at_every_segment(zygote: Zygote, backend: str) -> None:
         sizes = dict(zip(OPS, pool.map(lambda op: recorded(zygote, backend, op), OPS), strict=True))
         every = [case for op in OPS for case in cases(op, sizes[op])]
         chosen = every[::APART]
-        pieces = chains(chosen, min(CHAIN, -(-len(chosen) // AT_ONCE)))
+        pieces = chains(chosen, min(max(CHAIN[0], len(chosen) // AT_ONCE), CHAIN[1]))
         found = pool.map(lambda some: through(zygote, backend, sizes, some), pieces)
         wrong = [line for lines in found for line in lines]
     print(f"{backend}: {len(chosen)} of {len(every)} faults")
