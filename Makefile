@@ -101,7 +101,7 @@ test-rdma: install-dev
 	$(BIN)/python tests/rdma/packages.py
 	$(BIN)/pytest -m slow tests/rdma
 
-# A part of test-slow, for FUZZ_SECONDS of each target (5 by default).
+# A part of test-slow, for FUZZ_SECONDS of each target (3 by default).
 fuzz: install-dev
 	$(BIN)/pytest -m slow tests/fuzz/test_search.py
 

@@ -23,12 +23,12 @@ pytestmark = pytest.mark.slow
 
 BACKEND = "tcp"
 
-AT_ONCE = 12
+AT_ONCE = 6
 CHAIN = 3
 
 EVERY = "KVXFER_EVERY_FAULT" in os.environ
 
-APART = 1 if EVERY else 10
+APART = 1 if EVERY else 20
 """Every so many-th message is tried with a fault. Each fault begins one message later than the one before."""
 
 SEALED_APART = 6

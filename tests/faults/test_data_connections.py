@@ -20,7 +20,7 @@ from .zygote import Zygote
 
 pytestmark = pytest.mark.slow
 
-AT_ONCE = 12
+AT_ONCE = 6
 CHAIN = 6
 
 PLACES = (0, None, -1)

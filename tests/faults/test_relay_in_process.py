@@ -30,7 +30,7 @@ from .test_data_connections import GREETINGS, NOTICES, PLACES, PLANS, POOLS, STA
 pytestmark = pytest.mark.slow
 
 BACKENDS = [found.name for found in probe_all() if found.available and _native.one_host(found.name)]
-AT_ONCE = 32  # most of them wait most of the time
+AT_ONCE = 16  # most of them wait most of the time
 
 PATIENCE_NS = 20_000_000_000
 SHORT_NS = 500_000_000

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.slow
 
 BACKENDS = [name for name, _ in _native.backends() if name not in MEASURES_NOTHING and _native.probe(name).available]
 
-AT_ONCE = 8
+AT_ONCE = 5
 """Chains of cases: most of them wait most of the time."""
 
 CHAIN = 8
 
-STEPS_APART = 1 if "KVXFER_EVERY_FAULT" in os.environ else 9
+STEPS_APART = 1 if "KVXFER_EVERY_FAULT" in os.environ else 14
 """Every so many-th step is tried with a fault, unless all are asked for. Each fault begins one step later than the one
 before, so that every step is hit for every backend."""
 

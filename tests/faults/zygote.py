@@ -117,9 +117,10 @@ def main() -> None:
         print("ready", flush=True)
         while listener in select.select([listener, 0], [], [])[0]:  # our standard input ends with our starter
             connection, _ = listener.accept()
+            us = os.getpid()
             if os.fork() == 0:
                 listener.close()
-                die_with_parent()  # which ends with its starter, as said above
+                die_with_parent(us)  # which ends with its starter, as said above
                 sys.exit(_supervise(connection))
             connection.close()
 
@@ -128,10 +129,11 @@ def _supervise(connection: socket.socket) -> int:
     """Returns in the process asked for only."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     request = json.loads(connection.makefile("r").readline())
+    us = os.getpid()
     pid = os.fork()
     if pid == 0:
         connection.close()
-        die_with_parent()
+        die_with_parent(us)
         return _become(request)
     with contextlib.suppress(OSError):
         connection.sendall(f"{pid}\n".encode())

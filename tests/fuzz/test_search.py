@@ -1,6 +1,6 @@
 """`make fuzz`: a bounded search, guided by coverage: libFuzzer (clang) for C++, atheris for Python.
 
-FUZZ_SECONDS of each target, 5 by default. Without clang or atheris the same inputs are changed by a seed, unless
+FUZZ_SECONDS of each target, 3 by default. Without clang or atheris the same inputs are changed by a seed, unless
 KVXFER_REQUIRE names fuzz. What breaks a target is left in build/fuzz/, to be put into its corpus as crash-WHAT.
 """
 
@@ -21,7 +21,7 @@ from .targets import CORPUS, TARGETS
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "fuzz"
-SECONDS = os.environ.get("FUZZ_SECONDS", "5")
+SECONDS = os.environ.get("FUZZ_SECONDS", "3")
 LIMITS = ("-timeout=60", "-rss_limit_mb=2048", f"-max_total_time={SECONDS}")
 
 OF_ITS_OWN = ("sh", "-c", '"$@"; exit $?', "sh")

@@ -36,9 +36,14 @@ _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl  # looked up before a fork
 
 
-def die_with_parent() -> None:
-    """After a fork: be killed when the thread that forked us ends, as it does when the tests themselves are killed."""
+def die_with_parent(parent: int) -> None:
+    """After a fork: be killed when the thread that forked us ends, as it does when the tests themselves are killed.
+
+    `parent` is its process, which may have ended by now.
+    """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
@@ -281,7 +286,8 @@ class Place:
         """A server that is waiting by now. It ends with us, since it would wait for ever."""
         port = port or free_port()
         prepare = options.pop("preexec_fn", lambda: None)
-        options["preexec_fn"] = lambda: (die_with_parent(), prepare())
+        us = os.getpid()
+        options["preexec_fn"] = lambda: (die_with_parent(us), prepare())
         server = self._start(Server, "kvxfer.serve", ("--port", str(port), *arguments), False, options)
         server.port = port
         self._ports.append(port)
