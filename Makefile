@@ -81,7 +81,7 @@ test-python: install-dev
 # Bandwidths are measured, and all memory taken, with nothing beside them. Faults wait most of the time, so the rest runs
 # next to them, in two parts, and the emulated machine when one of these is done: a fourth at once starves the others.
 SLOW_ALONE := tests/hosts tests/conformance/test_largest_pool.py
-SLOW_WITHIN := tests/conformance tests/sanitized tests/fuzz tests/wheel
+SLOW_WITHIN := tests/conformance tests/sanitized tests/fuzz tests/wheel tests/peers tests/readme
 
 test-slow: install-dev
 	$(BIN)/pytest -m slow $(SLOW_ALONE)
