@@ -25,7 +25,7 @@ struct Protocol {
   std::string transport;
 };
 
-// Of what ucp_request_query() says; nothing where that names no transport, as before UCX 1.14.
+// Of what ucp_request_query() says; nothing where that names no transport, as with UCX 1.13.
 std::optional<Protocol> read_protocol(const std::string& said);
 
 // Of a request that ended well and is not free yet.
