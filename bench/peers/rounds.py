@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from environment import Environment
 from job import Job
 from offer import Offer
-from pair import ContenderError, OursFailedError, Pair
+from pair import ContenderError, OursFailedError, Pair, started
 
 GIB = 1 << 30
 WARM_UP = 1
@@ -90,46 +90,63 @@ class Comparison:
 
 
 def compare(
-    title: str, job: Job, offers: Sequence[Offer], rounds: int, per_round: int, environment: Environment
+    title: str,
+    job: Job,
+    offers: Sequence[Offer],
+    rounds: int,
+    per_round: int,
+    environment: Environment,
+    anew: bool = False,
 ) -> Comparison:
     """`per_round` requests of each contender in every round, after one that does not count.
 
-    The order turns by one every round. Another's contender that fails is left out; ours raises OursFailedError.
+    The order turns by one every round. `anew`: each round in processes and memory of its own; else in the same ones.
+    Another's contender that fails is left out; ours raises OursFailedError.
     """
     with contextlib.ExitStack() as stack:
         pairs: dict[str, Pair] = {}
         measured: dict[str, Measured] = {}
         for offer in offers:
             try:
-                pair = stack.enter_context(contextlib.closing(Pair(offer, job)))
-                first = pair.move(1).ns[0]
-                pair.verify()
+                with contextlib.ExitStack() as own:
+                    pair = own.enter_context(started(offer, job))
+                    first = pair.move(1).ns[0]
+                    pair.verify()
+                    if not anew:
+                        pair.pause()
+                        pairs[offer.name] = pair
+                        stack.push(own.pop_all())
             except OursFailedError:
                 raise
             except ContenderError as error:
                 environment.leave_out(f"{offer.name} in {title}", error)
                 continue
-            pair.pause()
-            pairs[offer.name] = pair
             measured[offer.name] = Measured(offer, job.bytes, pair.setup_ns, first)
         for turn in range(rounds):
-            names = list(pairs)
+            names = list(measured)
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                row = measured[name]
                 try:
-                    _round(pairs[name], measured[name], per_round)
+                    with started(row.offer, job) if anew else _awake(pairs[name]) as pair:
+                        _round(pair, row, per_round)
                 except OursFailedError:
                     raise
                 except ContenderError as error:
                     environment.leave_out(f"{name} in {title}", error)
-                    del pairs[name], measured[name]
+                    del measured[name]
     return Comparison(title, job, list(measured.values()))
 
 
-def _round(pair: Pair, row: Measured, per_round: int) -> None:
+@contextlib.contextmanager
+def _awake(pair: Pair) -> Iterator[Pair]:
     pair.resume()
+    yield pair
+    pair.pause()
+
+
+def _round(pair: Pair, row: Measured, per_round: int) -> None:
     pair.move(WARM_UP)
     moved = pair.move(per_round)
-    pair.pause()
     row.ns.append(round(float(np.median(moved.ns))))
     row.initiator_cpu_ns.append(moved.initiator_cpu_ns // per_round)
     row.target_cpu_ns.append(moved.target_cpu_ns // per_round)

@@ -44,12 +44,14 @@ class Run:
         """A request of Llama-3.1-70B in bf16: a block of 16 tokens is 64 KiB in each of 80 regions."""
         return scattered(op, 64 * KIB, REGIONS_OF_70B, max(1, tokens // 16))
 
-    def compare(self, title: str, job: Job, offers: Iterable[Offer], per_round: int = PER_ROUND) -> Comparison:
-        """Measured once in a run, however many goals need it."""
+    def compare(
+        self, title: str, job: Job, offers: Iterable[Offer], per_round: int = PER_ROUND, anew: bool = False
+    ) -> Comparison:
+        """Measured once in a run, however many goals need it. `anew`: as rounds.compare() has it."""
         known = next((one for one in self.comparisons if one.title == title), None)
         if known is None:
             wanted = [offer for offer in offers if job.op in offer.ops]
             self.say(f"{title}: {', '.join(offer.name for offer in wanted)}")
-            known = compare(title, job, wanted, self.rounds, per_round, self.environment)
+            known = compare(title, job, wanted, self.rounds, per_round, self.environment, anew)
             self.comparisons.append(known)
         return known

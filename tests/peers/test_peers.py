@@ -74,16 +74,29 @@ def test_a_contender_that_fails_is_named_with_its_reason() -> None:
 
 
 @pytest.mark.usefixtures("peers")
-def test_a_contender_that_fails_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_contender_that_fails_is_left_out_and_the_others_go_on(
+    tmp_path: Path, anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from environment import Environment
     from jobs import scattered
     from offer import MOVES, Offer
+    from pair import Pair
     from rounds import compare
 
     environment = Environment(tmp_path)
     broken = Offer("thing", "no_such_module", MOVES, "tcp", "")
     ours = Offer("kvxfer-tcp", "kvxfer_backends", MOVES, "tcp", "", options={"backend": "tcp"})
-    found = compare("both", scattered("pull", 4096, 2, 4), [broken, ours], 3, 2, environment)
+    begun: list[str] = []
+
+    def start(pair: Pair) -> None:
+        begun.append(pair.offer.name)
+        starts(pair)
+
+    starts = Pair._start
+    monkeypatch.setattr(Pair, "_start", start)
+    found = compare("both", scattered("pull", 4096, 2, 4), [broken, ours], 3, 2, environment, anew)
+    assert begun == ["thing", "kvxfer-tcp"] + ["kvxfer-tcp"] * (3 if anew else 0)
     assert [row.offer.name for row in found.rows] == ["kvxfer-tcp"]
     assert [one.name for one in environment.left_out] == ["thing in both"]
     row = found.rows[0]

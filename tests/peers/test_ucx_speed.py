@@ -99,7 +99,8 @@ def test_ours_is_held_against_the_faster_bare_loop_of_the_same_memory(monkeypatc
     offers = [Offer(name, modules[name.split("-")[0]], FLOOR, way, "") for name, (way, _) in others.items()]
     own = {"kvxfer-ucx-tcp": [100, 100, 80], "kvxfer-ucx-cma": [41, 41, 41], "kvxfer-ucx-mapped": [31, 30, 29]}
 
-    def compare(title: str, job: Any, chosen: list[Any], _: int) -> Comparison:
+    def compare(title: str, job: Any, chosen: list[Any], _: int, anew: bool) -> Comparison:
+        assert anew == ("tcp" not in title)
         assert {offer.transport for offer in chosen} == {"tcp" if "tcp" in title else "memory"}
         ns = own | {name: taken for name, (_, taken) in others.items()}
         return Comparison(title, job, [Measured(offer, 1, 0, 0, ns[offer.name]) for offer in chosen])

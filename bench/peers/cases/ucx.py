@@ -47,7 +47,8 @@ def _compared(run: Run, ucx: Offer, transport: str, op: str) -> Comparison:
     ours = [_by(ucx, way) for way in WAYS if way.transport == transport]
     others = [one for one in run.offers if one.module in OTHERS and one.transport == transport]
     title = f"UCX {'over tcp' if transport == 'tcp' else 'in memory'}, 64 KiB pieces, {op}"
-    return run.compare(title, run.megabytes(op, 64 * KIB), [*ours, *others], PER_ROUND)
+    # How fast memory is copied depends on where its pages lie, which is a matter of chance: 10 % between two pairs.
+    return run.compare(title, run.megabytes(op, 64 * KIB), [*ours, *others], PER_ROUND, anew=transport == "memory")
 
 
 def _by(ucx: Offer, way: Way) -> Offer:
