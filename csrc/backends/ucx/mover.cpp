@@ -1,4 +1,6 @@
 // What the thread of one endpoint does: it hands pieces to UCX, lets it work, and says when all has come to an end.
+#include <sched.h>
+
 #include <algorithm>
 #include <new>
 #include <string>
@@ -66,9 +68,14 @@ std::optional<Parting> UcxPeer::move_until_parting(Mover& mover) {
     tell_progress(mover);
     busy |= finish_parts(mover);
     if (mover.number == 0) busy |= send_messages(mover);
-    if (!busy)
+    if (busy) {
+      if (mover.patience.waits()) mover.patience.news(now_ns());
+    } else if (mover.patience.ask_again(now_ns())) {
+      ::sched_yield();  // the other side may have to run here
+    } else {
       mover.endpoint.sleep(waits_for_ready ? std::chrono::nanoseconds(ready_interval).count() : longest_sleep,
                            [&] { return !mover.attention.load(std::memory_order_seq_cst); });
+    }
   }
 }
 

@@ -40,6 +40,7 @@ UcxPeer::Mover::Mover(UcxPeer& of, std::size_t its_number, std::uint64_t client_
       number(its_number),
       endpoint(of.context_, of.settings_.errors, client_id),
       requests(of.settings_.window),
+      patience(of.settings_.asking),
       here(pieces_at_once),
       there(pieces_at_once) {
   put_param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMH;
@@ -58,6 +59,7 @@ UcxPeer::UcxPeer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes
       library_(context_->library()),
       settings_(settings),
       transfers_(2 * max_inflight) {
+  if (interface_of(lanes_[0].fd()) != "lo") settings_.asking = 0;
   queue_.reserve(transfers_.size());
   for (Transfer& transfer : transfers_) transfer.left.reserve(likely_ranges);
   add_messages();

@@ -22,6 +22,7 @@ constexpr OptionBounds errors{"errors", 0, 1, 0};
 constexpr OptionBounds pull{"pull", 0, 2, 0};
 constexpr OptionBounds allocation{"pool", 0, 1, 0};
 constexpr OptionBounds window{"window", 1, 4096, 128};
+constexpr OptionBounds spin{"spin_us", 0, 1000, 50};
 
 Capabilities abilities() {
   Capabilities c;
@@ -35,8 +36,12 @@ class UcxContext final : public LaneContext {
  public:
   UcxContext(const Token& token, const Options& options)
       : LaneContext(abilities(), token, 1),
-        settings_{static_cast<std::uint32_t>(option(options, endpoints)), static_cast<Errors>(option(options, errors)),
-                  static_cast<Pull>(option(options, pull)), static_cast<std::uint32_t>(option(options, window)), 0},
+        settings_{static_cast<std::uint32_t>(option(options, endpoints)),
+                  static_cast<Errors>(option(options, errors)),
+                  static_cast<Pull>(option(options, pull)),
+                  static_cast<std::uint32_t>(option(options, window)),
+                  1000 * static_cast<Nanoseconds>(option(options, spin)),
+                  0},
         own_allocation_(option(options, allocation) != 0),
         ucp_(std::make_shared<UcpContext>(library(), settings_.errors)) {}
   ~UcxContext() override { LaneContext::close(); }  // the peers' threads use what is destroyed next
@@ -127,7 +132,7 @@ Probe probe() {
 }
 
 std::unique_ptr<Context> open(const Token& token, const Options& options) {
-  static constexpr OptionBounds known[] = {endpoints, errors, pull, allocation, window};
+  static constexpr OptionBounds known[] = {endpoints, errors, pull, allocation, window, spin};
   refuse_unknown(options, known);
   return std::make_unique<UcxContext>(token, options);
 }
