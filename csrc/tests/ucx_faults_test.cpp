@@ -66,6 +66,27 @@ TEST(ucx_faults, the_end_is_told_whichever_endpoint_comes_to_it) {
   CHECK(late < times / 4);  // a busy machine has its moments
 }
 
+// Whoever hears that the peer is lost may free its memory: nothing is under way on any endpoint.
+TEST(ucx_faults, a_peer_is_lost_when_every_transfer_has_ended) {
+  if (!here()) return;
+  constexpr std::uint64_t bytes = 4 << 20;
+  for (const Options& options : {Options{{"endpoints", 3}}, {{"endpoints", 2}, {"errors", 1}}})
+    for (int repeat = 0; repeat < 4; ++repeat) {
+      Pair pair(opener(options), {bytes});
+      const Plans plans = pair.prepare(one_piece(bytes));
+      pair.a.context->post(*plans.first, Op::push, {}, 1, nullptr);
+      pair.b.context->close();
+      std::vector<EventKind> told;
+      while (told.empty() || told.back() != EventKind::peer_lost) {
+        Event event;
+        if (pair.a.context->poll({&event, 1}, soon()) == 0) break;
+        if (event.kind != EventKind::local) told.push_back(event.kind);
+      }
+      CHECK_EQ(told.size(), 2U);
+      CHECK(told.front() == EventKind::error || told.front() == EventKind::confirmed);
+    }
+}
+
 // A listening side whose token is right, and that listens at none of the addresses that it names.
 void refuse_endpoints(const Options& options) {
   LaneListener listener("127.0.0.1", 0, token);

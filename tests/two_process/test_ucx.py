@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +103,33 @@ def test_the_transport_is_that_of_the_requests(
             {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "mlx5_7:1"},
             "UCX finds nothing to move data with (see UCX_TLS and UCX_NET_DEVICES",
         ),
+        ({"UCX_NET_DEVICES": "mlx5_7:1"}, "do UCX_TLS and UCX_NET_DEVICES leave it that"),
+        ({"UCX_TLS": "posix,cma"}, "do UCX_TLS and UCX_NET_DEVICES leave it that"),
     ],
-    ids=["missing", "no_library", "another_library", "no_transport", "no_device"],
+    ids=[
+        "missing",
+        "no_library",
+        "another_library",
+        "no_transport",
+        "no_device",
+        "not_its_device",
+        "no_way_to_connect",
+    ],
 )
 def test_a_ucx_that_cannot_be_used(place: Place, environment: dict[str, str], says: str) -> None:
     place.environment |= environment
     place.bench(*UCX).failed(3, says)
+
+
+def test_the_library_that_was_named_is_the_one_that_is_loaded() -> None:
+    """A bare name is a file here, not one of the system's."""
+    library = Path(_native.probe("ucx").library_path)
+    asks = "from kvxfer import _native; print(_native.probe('ucx').library_path)"
+    environment = os.environ | {"KVXFER_UCX_LIBRARY": library.name}
+    found = subprocess.run(
+        [sys.executable, "-c", asks], cwd=library.parent, env=environment, capture_output=True, text=True, check=True
+    )
+    assert Path(found.stdout.strip()) == library
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++")

@@ -11,7 +11,9 @@ namespace kvxfer::ucx {
 UcpContext::UcpContext(const Library& library, Errors errors) : library_(library) {
   ucp_config_t* config = nullptr;
   if (const auto status = library_.ucp_config_read(nullptr, nullptr, &config); status != UCS_OK)
-    throw Error(Fault::usage, why("UCX does not understand its environment variables (UCX_…)", status));
+    throw Error(
+        Fault::usage,
+        why("UCX does not understand its environment variables (UCX_…; UCX_LOG_LEVEL=error says which)", status));
   // A listener may otherwise find the port of one before it busy.
   set(config, "TCP_CM_REUSEADDR", "y");
   set(config, "RDMA_CM_REUSEADDR", "y");
@@ -102,9 +104,13 @@ ucp_mem_h UcpContext::map_now(std::uint64_t address, std::uint64_t bytes, unsign
   params.length = bytes;
   params.flags = flags;
   ucp_mem_h handle = nullptr;
+  const char* const what = flags == UCP_MEM_MAP_ALLOCATE ? "allocate" : "register";
+  const char* const bound = flags == UCP_MEM_MAP_ALLOCATE
+                                ? "it takes shared memory: `df /dev/shm` says how much there is"
+                                : "RDMA pins it: `ulimit -l` bounds how much";
   if (const auto status = library_.ucp_mem_map(context_, &params, &handle); status != UCS_OK)
-    throw Error(Fault::unavailable, why("UCX cannot register " + std::to_string(bytes) +
-                                            " bytes of memory (RDMA pins it: `ulimit -l` bounds how much)",
+    throw Error(Fault::unavailable, why(std::string("UCX cannot ") + what + " " + std::to_string(bytes) +
+                                            " bytes of memory (" + bound + ")",
                                         status));
   return handle;
 }

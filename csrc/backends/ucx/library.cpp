@@ -88,7 +88,7 @@ fs::path choose() {
   if (const char* named = std::getenv(named_by); named != nullptr && *named != '\0') {
     if (!there_is(named))
       throw Error(Fault::unavailable, std::string(named_by) + "=" + named + ": there is no such file");
-    return named;
+    return fs::absolute(named);  // a bare name would be looked for elsewhere
   }
   const std::vector<fs::path> system = system_libraries(), packaged = packaged_libraries();
   if (has_rdma_devices())

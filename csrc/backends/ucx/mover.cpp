@@ -22,9 +22,6 @@ constexpr Nanoseconds parting_patience = 1'000'000'000;
 constexpr unsigned message_id = 1;
 constexpr std::uint32_t always_a_request = UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
 
-thread_local const UcxPeer* moves_for = nullptr;  // the peer whose thread this is
-thread_local bool sends = false;                  // the thread of its first mover
-
 std::string why_lost(ucs_status_t status) {
   const bool not_able = status == UCS_ERR_UNSUPPORTED || status == UCS_ERR_NOT_IMPLEMENTED;
   return why(not_able ? "UCX cannot put or get pieces as it is set (UCX_...)" : "UCX lost the peer", status);
@@ -32,23 +29,25 @@ std::string why_lost(ucs_status_t status) {
 
 }  // namespace
 
-bool UcxPeer::on_own_thread() const { return moves_for == this; }
+thread_local UcxPeer::Mover* UcxPeer::moved_here_ = nullptr;
 
-bool UcxPeer::on_sending_thread() const { return moves_for == this && sends; }
+UcxPeer::Mover* UcxPeer::own_mover() const {
+  return moved_here_ != nullptr && &moved_here_->peer == this ? moved_here_ : nullptr;
+}
 
 void UcxPeer::move(Mover& mover) {
-  moves_for = this;
-  sends = mover.number == 0;
+  moved_here_ = &mover;
   std::optional<Parting> parting;
   std::string wrong;
   try {
     parting = move_until_parting(mover);
     if (parting == Parting::in_order) part_in_order(mover);
-    if (!parting) wrong = broken_of(mover).empty() ? why_lost(mover.endpoint.status()) : broken_;
+    if (!parting) wrong = mover.broken.empty() ? why_lost(mover.endpoint.status()) : mover.broken;
   } catch (const std::exception& error) {
     wrong = error.what();
   }
   end(mover);
+  moved_here_ = nullptr;  // fail() waits for the others: the peer is lost once nobody moves anything for it
   if (!parting) fail(wrong);
 }
 
@@ -58,7 +57,7 @@ std::optional<Parting> UcxPeer::move_until_parting(Mover& mover) {
     bool waits_for_ready = false;
     bool busy = mover.endpoint.progress();
     // UCX may end the process when it is asked for more on an endpoint that has failed.
-    if (mover.endpoint.status() != UCS_OK || !broken_of(mover).empty()) return std::nullopt;
+    if (mover.endpoint.status() != UCS_OK || !mover.broken.empty()) return std::nullopt;
     if (mover.attention.exchange(false, std::memory_order_seq_cst)) {
       listen_to_others(mover);
       busy = true;
@@ -77,11 +76,6 @@ std::optional<Parting> UcxPeer::move_until_parting(Mover& mover) {
                            [&] { return !mover.attention.load(std::memory_order_seq_cst); });
     }
   }
-}
-
-const std::string& UcxPeer::broken_of(const Mover& mover) const {
-  static const std::string nothing;
-  return mover.number == 0 ? broken_ : nothing;
 }
 
 // What other threads have left under the lock.
@@ -383,7 +377,7 @@ void UcxPeer::part_in_order(Mover& mover) {
   progress_mover(
       mover,
       [&] {
-        if (mover.number == 0 && !broken_.empty()) set_notices_over();  // the peer's own last word
+        if (mover.number == 0 && !mover.broken.empty()) set_notices_over();  // the peer's own last word
         return locked([this] { return all_over_; });
       },
       Deadline::after(4 * parting_patience));

@@ -71,10 +71,13 @@ UcxPeer::~UcxPeer() {
 }
 
 std::vector<std::string> UcxPeer::describe() const {
-  std::vector<std::string> lanes;
+  std::vector<std::string> lanes, carried;
   const std::lock_guard lock(mutex_);
-  for (const auto& mover : movers_) lanes.push_back(mover->carried.empty() ? mover->transport : mover->carried);
-  return lanes;
+  for (const auto& mover : movers_) {
+    lanes.push_back(mover->transport);
+    if (!mover->carried.empty()) carried.push_back(mover->carried);
+  }
+  return carried.empty() ? lanes : carried;  // what has moved nothing has carried nothing
 }
 
 std::string UcxPeer::protocols() const {
@@ -91,8 +94,8 @@ void UcxPeer::make_movers(const std::vector<std::uint64_t>& client_ids) {
   std::vector<std::unique_ptr<Mover>> made;
   for (std::size_t i = 0; i < client_ids.size(); ++i) {
     made.push_back(std::make_unique<Mover>(*this, i, client_ids[i]));
-    made.back()->endpoint.receive_with(on_message, this);
   }
+  made.front()->endpoint.receive_with(on_message, made.front().get());
   const std::lock_guard lock(mutex_);  // close() alerts them
   movers_ = std::move(made);
   const std::size_t each = movers_.size();
@@ -114,7 +117,13 @@ void UcxPeer::progress_until(const std::function<bool()>& done, Deadline deadlin
     for (const auto& mover : movers_) busy |= mover->endpoint.progress();
     const bool over = done();
     for (const auto& mover : movers_)  // what is over may have come to a bad end
-      if (const auto status = mover->endpoint.status(); status != UCS_OK)
+      if (const auto status = mover->endpoint.status(); status == UCS_ERR_UNREACHABLE)
+        throw Error(
+            Fault::unavailable,
+            why("UCX has no way to the peer's address: to connect it needs TCP or RDMA on that address's device; do "
+                "UCX_TLS and UCX_NET_DEVICES leave it that?",
+                status));
+      else if (status != UCS_OK)
         throw Error(Fault::peer_lost, why("UCX could not reach the peer", status));
     if (over) return;
     if (deadline.passed())
@@ -482,18 +491,26 @@ bool UcxPeer::enqueue(const Notice& notice, const std::uint32_t* segments) {
 }
 
 void UcxPeer::send(const Notice& notice, const void* payload, int) {
-  if (!enqueue(notice, static_cast<const std::uint32_t*>(payload))) return fail("the peer reads no notices");
-  if (!on_sending_thread()) alert(*movers_.front());
+  Mover* const own = own_mover();
+  if (!enqueue(notice, static_cast<const std::uint32_t*>(payload))) {
+    const std::string why = "the peer reads no notices";
+    if (own == nullptr) return fail(why);
+    if (own->broken.empty()) own->broken = why;  // its thread has to end before the peer may be lost
+  } else if (own != movers_.front().get()) {     // which looks for messages before it sleeps
+    alert(*movers_.front());
+  }
 }
 
-void UcxPeer::on_message(void* peer, std::span<const std::byte> notice, std::span<const std::byte> segments) {
-  auto& mine = *static_cast<UcxPeer*>(peer);
-  if (!mine.broken_.empty()) return;
+void UcxPeer::on_message(void* first, std::span<const std::byte> notice, std::span<const std::byte> segments) {
+  Mover& mover = *static_cast<Mover*>(first);
+  if (!mover.broken.empty()) return;
+  std::string wrong;
   try {
-    mine.broken_ = mine.take_message(notice, segments);
+    wrong = mover.peer.take_message(notice, segments);
   } catch (const std::exception& error) {  // UCX, which calls this, is no place for exceptions
-    mine.broken_ = error.what();
+    wrong = error.what();
   }
+  if (mover.broken.empty()) mover.broken = wrong;  // or it has broken in answering
 }
 
 std::string UcxPeer::take_message(std::span<const std::byte> head, std::span<const std::byte> rest) {
@@ -632,7 +649,7 @@ void UcxPeer::let_go(Parting parting) noexcept {
     alert_all();
     if (!started_) return;  // there are no threads to part
   }
-  if (on_own_thread()) return;  // its own wait would be for itself
+  if (own_mover() != nullptr) return;  // its own wait would be for itself
   std::unique_lock lock(mutex_);
   // Movers that are gone, since the peer parted first, send no bye any more.
   changed_.wait_for(lock, farewell_patience,

@@ -154,6 +154,7 @@ class UcxPeer final : public LanePeer {
     std::size_t pieces = 0, next_piece = 0;
     std::vector<Part*> touched;  // with something under way
     bool hungry = false;         // there may be chunks to take
+    std::string broken;          // why the peer must be given up
     std::optional<Parting> parting;
     std::atomic<bool> attention{false};    // what is under mutex_ has news for it
     std::function<void()>* job = nullptr;  // under mutex_
@@ -206,11 +207,10 @@ class UcxPeer final : public LanePeer {
   void end(Mover& mover);
   void mark_ended(Mover& mover, bool gone);
   void set_notices_over();
-  const std::string& broken_of(const Mover& mover) const;
   static void on_moved(void* handle, ucs_status_t status, void* request);
   static void on_flushed(void* request, ucs_status_t status, void* part);
   static void on_sent(void* request, ucs_status_t status, void* message);
-  static void on_message(void* peer, std::span<const std::byte> notice, std::span<const std::byte> segments);
+  static void on_message(void* first, std::span<const std::byte> notice, std::span<const std::byte> segments);
   std::string take_message(std::span<const std::byte> head, std::span<const std::byte> rest);
 
   void perform(const Outcome& outcome);
@@ -233,11 +233,11 @@ class UcxPeer final : public LanePeer {
   bool enqueue(const Notice& notice, const std::uint32_t* segments);  // false: there is no room
 
   // From any thread:
-  bool on_own_thread() const;      // on a mover's
-  bool on_sending_thread() const;  // on the first mover's, which looks for messages before it sleeps
+  Mover* own_mover() const;  // whose thread this is; nothing on others
   void alert(Mover& mover);
   void alert_all();  // during the wire-up with mutex_ held: movers_ may be new
 
+  static thread_local Mover* moved_here_;  // by this thread, until it has ended
   const std::shared_ptr<UcpContext> context_;
   const Library& library_;
   Settings settings_;
@@ -255,7 +255,6 @@ class UcxPeer final : public LanePeer {
   std::vector<Message*> sending_;
   std::vector<std::uint32_t> segments_;
   std::size_t messages_under_way_ = 0;
-  std::string broken_;  // why the peer must be given up
 
   // Under mutex_:
   bool started_ = false;

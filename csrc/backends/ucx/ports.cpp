@@ -5,9 +5,12 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+
+#include "backend/error.h"
 
 namespace kvxfer::ucx {
 
@@ -22,14 +25,11 @@ bool takes_tcp_connections(int fd) {
          ::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &other_size) == 0 && listens != 0;
 }
 
-// Without a place to look they are not known, which false says.
 template <typename Use>
-bool for_each_listener(const Use& use) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/self/fd"), ::closedir);
-  if (folder == nullptr) return false;
-  while (const dirent* const entry = ::readdir(folder.get()))
+void for_each_listener(DIR& descriptors, const Use& use) {
+  ::rewinddir(&descriptors);
+  while (const dirent* const entry = ::readdir(&descriptors))
     if (const int fd = std::atoi(entry->d_name); takes_tcp_connections(fd)) use(fd);
-  return true;
 }
 
 }  // namespace
@@ -37,12 +37,14 @@ bool for_each_listener(const Use& use) {
 std::vector<int> listeners_of(const std::function<void()>& open) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
+  const std::unique_ptr<DIR, int (*)(DIR*)> descriptors(::opendir("/proc/self/fd"), ::closedir);
+  if (descriptors == nullptr)
+    throw system_error(Fault::unavailable, "the ports of UCX cannot be told from others (/proc/self/fd)", errno);
   std::vector<int> before, found;
-  const bool known = for_each_listener([&](int fd) { before.push_back(fd); });
+  for_each_listener(*descriptors, [&](int fd) { before.push_back(fd); });
   found.reserve(most_listeners);  // once it is open, nothing may throw
   open();
-  if (!known) return found;
-  for_each_listener([&](int fd) {
+  for_each_listener(*descriptors, [&](int fd) {
     if (std::ranges::find(before, fd) == before.end() && found.size() < found.capacity()) found.push_back(fd);
   });
   return found;

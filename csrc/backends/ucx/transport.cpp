@@ -59,6 +59,7 @@ std::string transport_of(const Library& library, ucp_ep_h endpoint) {
   std::string found = lanes_for("rma", text);
   if (found.empty()) found = lanes_for("am", text);  // UCX makes puts and gets of messages there
   if (!found.empty()) return found;
+#if UCP_API_VERSION >= UCP_VERSION(1, 14)
   std::array<ucp_transport_entry_t, max_transports> entries{};
   ucp_ep_attr_t attributes{};
   attributes.field_mask = UCP_EP_ATTR_FIELD_TRANSPORTS;
@@ -67,6 +68,7 @@ std::string transport_of(const Library& library, ucp_ep_h endpoint) {
     for (unsigned i = 0; i < attributes.transports.num_entries; ++i)
       if (entries[i].transport_name != nullptr && entries[i].device_name != nullptr && *entries[i].device_name != '\0')
         add(found, std::string(entries[i].transport_name) + "/" + entries[i].device_name);
+#endif
   return found.empty() ? "unknown" : found;
 }
 
