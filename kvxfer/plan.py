@@ -17,8 +17,9 @@ from kvxfer import __version__, cli, explained
 from kvxfer.asked import Asked, Options, read, takes_options
 from kvxfer.cache.sends import Cut
 from kvxfer.cache.wire import Wire
-from kvxfer.cost.fitted import fitted_models, fitting, predicted_entries
+from kvxfer.cost.fitted import fitted_models, fitting
 from kvxfer.cost.measured import matching, measured_rows
+from kvxfer.cost.predicted import predicted_entries
 from kvxfer.cost.prefill_layers import PrefillLayers, prefill_layers
 from kvxfer.cost.prefill_source import GIVEN
 from kvxfer.cost.ratio import line_rate_ms, ratio_notices, ratio_rows
@@ -184,7 +185,9 @@ def _predict(request: Request, rows: Sequence[dict[str, Any]]) -> None:
         pieces = request.pieces(dtype, request.offered.regions, request.offered.fragmentation)
         for row in rows:
             if models and row["dtype"] == dtype.name:
-                row["predicted"] = predicted_entries(models, row["bytes"], pieces(row["tokens"]), row["prefill_ms"])
+                row["predicted"] = predicted_entries(
+                    models, request.measurement.rows, row["bytes"], pieces(row["tokens"]), row["prefill_ms"]
+                )
 
 
 def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DType, Wires]) -> list[str]:

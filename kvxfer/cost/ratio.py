@@ -139,6 +139,10 @@ def _beside(row: Measured, prefill: float) -> dict[str, Any]:
         "percent": _percent(row.transfer_ms, prefill),
         "cold_ms": row.cold_ms,
         "cold_percent": _percent(row.cold_ms, prefill),
+        "cold_pair_ms": row.cold_pair_ms,
+        "cold_pair_longest_ms": row.cold_pair_longest_ms,
+        "cold_pair_percent": _percent(row.cold_pair_ms, prefill),
+        "cold_pair_over_steady": _over(row.cold_pair_ms, row.transfer_ms),
         **_exposed(row, prefill),
     }
 
@@ -158,3 +162,7 @@ def _sides(counts: tuple[int, int]) -> dict[str, int]:
 
 def _percent(milliseconds: float | None, prefill: float) -> float | None:
     return None if milliseconds is None else milliseconds / prefill * 100
+
+
+def _over(milliseconds: float | None, steady_ms: float | None) -> float | None:
+    return milliseconds / steady_ms if milliseconds is not None and steady_ms else None

@@ -233,7 +233,7 @@ def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None])
     median, p99 = traffic.load.percentile(50), traffic.load.percentile(99)
     longest = path.longest
     gbit = path.gbit(reached[-1])
-    first_ms = None if longest is None else longest.first_ms
+    cold_ms = None if longest is None else longest.cold_pair_ms
     return PathCost(
         dtype=traffic.dtype,
         path=path.named + (f", {share:.0%} of the prompts" if share < 1 else ""),
@@ -244,7 +244,7 @@ def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None])
         median_ms=path.transfer_ms(median) if path.reaches(median) else None,
         p99_ms=path.transfer_ms(p99) if path.reaches(p99) else None,
         exposed_ms=None if longest is None else exposed.get(longest.of),
-        setup_ms=None if longest is None or first_ms is None else max(0.0, first_ms - (longest.transfer_ms or 0.0)),
+        setup_ms=None if longest is None or cold_ms is None else max(0.0, cold_ms - (longest.transfer_ms or 0.0)),
         busy=traffic.busy(gbit),
         pipelined=traffic.pipelined(path.carrier, path.reaches),
     )

@@ -407,7 +407,9 @@ def test_other_lengths_and_fragmentations_are_predicted_from_a_cost_model(tmp_pa
     assert [notice for notice in document["notices"] if "nothing is predicted" in notice] == [
         f"tcp push in bf16 {told}"
     ]
-    assert "fitted on 5.24 … 83.9 MB in 80 … 1,280 pieces; nothing is predicted outside" in printed(capsys, *argv)
+    held_out = "and off by 3.20 % at the median on requests held out"
+    fitted = f"fitted on 5.24 … 83.9 MB in 80 … 1,280 pieces, {held_out}; nothing is predicted outside"
+    assert fitted in " ".join(printed(capsys, *argv).split())
     assert not any("not measured" in notice and "100 tokens" in notice for notice in document["notices"])
     together, apart = (
         planned(capsys, *argv, *more)["ratio"][0]["predicted"][0]
