@@ -57,6 +57,10 @@ NOT_PIPELINED = "what was measured on one host ({}) is no path between two, and 
 EVEN_COMPUTE = (
     "pipelining: a prompt's compute is shared out evenly over its {:,} layers; bytes and pieces are each layer's own"
 )
+STAGES = (
+    "pipelining: prefill's {} pipeline stages compute a prompt one after another, in the time that its source "
+    "says; an assumed one keeps the GPUs of all stages busy, which one prompt alone does not"
+)
 LINE_RATES = "line rates are upper bounds without protocol or set-up cost; kvxfer bench measures what a path takes"
 
 
@@ -209,6 +213,8 @@ def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DTyp
         notices += chunk_notices([request.offered.cut], [*request.tokens, *request.offered.load.prompts])
     if request.offered.cut is not None:
         notices.append(EVEN_COMPUTE.format(len(request.spec(request.dtypes[0]).kinds)))
+        if request.prefill.pp > 1:
+            notices.append(STAGES.format(request.prefill.pp))
     if one_host := _one_host(request):
         notices.append(ONE_HOST.format(", ".join(one_host)))
         if request.offered.cut is not None:

@@ -99,7 +99,6 @@ class Traffic:
         return self.pipelining.of(
             Crossing(
                 carrier=carrier,
-                sizes=self.sizes,
                 prompts=[prompt for prompt in self.prompts if reaches(prompt)],
                 median=median if reaches(median) else None,
                 p99=p99 if reaches(p99) else None,
