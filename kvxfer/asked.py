@@ -13,7 +13,7 @@ import typer
 from kvxfer.cache.given import given_kinds, given_notice
 from kvxfer.cache.hybrid_blocks import hybrid_notices
 from kvxfer.cache.layout import LARGEST_RANKS, Order, RankPair, Ranks, Side, rank_pairs
-from kvxfer.cache.leaving import Departures, Leaves, Leaving, by_rank
+from kvxfer.cache.leaving import Departures, Leaves, Leaving, Weight, by_rank, shared
 from kvxfer.cache.sends import complete_blocks, send_ends
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.cache.wire import Wire, on_the_wire, pieces
@@ -170,13 +170,14 @@ class Asked:
         """What of a prompt leaves with each send when layers leave as they are computed.
 
         All rank pairs share a link, or every rank has one of its own, and a pipeline stage sends its own layers. Ranks
-        that have the same to carry are looked at once.
+        that have the same to carry are looked at once. Pieces are those that one rank posts, on a shared link the
+        busiest one: ranks post at the same time.
         """
         spec = self.spec(dtype, regions_per_layer)
         layers, pairs = len(spec.kinds), _pairs(spec, self.prefill, self.decode)
         stages = spec.stages(self.prefill) if own_links else [range(layers)]
-        together_on_a_link = by_rank(pairs) if own_links else [pairs]
-        links = list(dict.fromkeys(Leaving(some, layers, len(spec.limits)) for some in together_on_a_link))
+        whole = Leaving(pairs, layers, len(spec.limits))
+        ranks = list(dict.fromkeys(Leaving(some, layers, len(spec.limits)) for some in by_rank(pairs)))
 
         def of_prompt(tokens: int, ends: Sequence[float], together: int) -> Departures:
             after = send_ends(stages, together)
@@ -184,7 +185,18 @@ class Asked:
             if blocks_of(tokens, self.block_size) <= held:
                 return Departures(after, [])
             complete = complete_blocks(ends, tokens, self.block_size, spec.blocks(tokens, held))
-            return Departures(after, [link.sends(complete, fragmentation, after) for link in links])
+            links = [rank.sends(complete, fragmentation, after) for rank in ranks]
+            return Departures(after, links if own_links else [shared(whole.sends(complete, 0.0, after), links)])
+
+        return of_prompt
+
+    def on_links(self, dtype: DType, regions_per_layer: int, fragmentation: float) -> Callable[[int], Sequence[Weight]]:
+        """Bytes of a whole prompt on each link, and the pieces that one rank posts; ranks that are alike count once."""
+        leaves = self.leaving(dtype, regions_per_layer, fragmentation, not self.assumptions.links_shared)
+        layers = len(self.spec(dtype, regions_per_layer).kinds)
+
+        def of_prompt(tokens: int) -> Sequence[Weight]:
+            return [link[0][0] for link in leaves(tokens, [tokens], layers).links]
 
         return of_prompt
 

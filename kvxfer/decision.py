@@ -220,6 +220,7 @@ def _traffic(
         dtype=dtype.name,
         sizes=cache(sizes(asked, dtype)),
         pieces=cache(asked.pieces(dtype, offered.regions, offered.fragmentation)),
+        on_links=cache(asked.on_links(dtype, offered.regions, offered.fragmentation)),
         tokens=asked.tokens,
         load=offered.load,
         source=source,

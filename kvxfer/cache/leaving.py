@@ -42,6 +42,14 @@ def by_rank(pairs: Sequence[RankPair]) -> list[list[RankPair]]:
     return list(ranks.values())
 
 
+def shared(whole: Weights, ranks: Sequence[Weights]) -> Weights:
+    """The sends of all ranks over one link: all of their bytes, and of pieces the most of any rank."""
+    return [
+        [(size, max(pieces for _, pieces in sends)) for (size, _), *sends in zip(chunk, *of_ranks, strict=True)]
+        for chunk, *of_ranks in zip(whole, *ranks, strict=True)
+    ]
+
+
 class Leaving:
     """What goes between some ranks layer by layer: what a block of each group weighs in the first so many layers."""
 

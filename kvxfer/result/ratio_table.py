@@ -54,16 +54,22 @@ def _assumed(assumptions: Mapping[str, Any]) -> str:
         parameters = f", {assumptions['params'] / 1e9:.4g}e9 parameters ({assumptions['params_source']})"
     given = assumptions.get("kv_bytes_per_token")
     cache = "" if given is None else f", {given:,} B of KV cache per token (--kv-bytes-per-token)"
-    gpus, fixed_ms = assumptions["gpus"], assumptions.get("fixed_ms", 0)
-    fixed = f" and {fixed_ms:g} ms for each transfer besides" if fixed_ms else ""
-    if send_ms := assumptions.get("send_ms", 0):
-        fixed += f" ({send_ms:g} ms of it for each send of a pipelined one)"
+    gpus = assumptions["gpus"]
     return (
         f"Assumed, not measured: {counted(gpus, 'GPU')} for prefill at {assumptions['eff_tflops']:g} TFLOP/s"
         f"{' each' * (gpus > 1)}{parameters}{cache}, links at "
         f"{', '.join(f'{rate:g}' for rate in assumptions['link_gbit'])} Gb/s line rate"
-        f"{fixed}{_between_ranks(assumptions)}{_hits(assumptions)}"
+        f"{_beside_bytes(assumptions)}{_between_ranks(assumptions)}{_hits(assumptions)}"
     )
+
+
+def _beside_bytes(assumptions: Mapping[str, Any]) -> str:
+    """What a transfer is assumed to cost beside its bytes, by the names that a cost model has for it."""
+    fixed_ms, send_ms, gamma_us = (assumptions.get(name, 0) for name in ("fixed_ms", "send_ms", "gamma_us"))
+    if not fixed_ms and not gamma_us:
+        return " with α = γ = 0 (nothing for a transfer and its pieces besides)"
+    sends = f" ({send_ms:g} ms of it for each send of a pipelined one)" if send_ms else ""
+    return f" with α = {fixed_ms:g} ms for each transfer{sends} and γ = {gamma_us:g} µs for each piece besides"
 
 
 def _between_ranks(assumptions: Mapping[str, Any]) -> str:

@@ -94,7 +94,10 @@ def paths_of(load: Load, assumptions: Assumptions, instances: int | None = 1) ->
 
 
 def traffic_of(load: Load, assumptions: Assumptions = NONE_CACHED, instances: int | None = 1) -> Traffic:
-    return Traffic("bf16", moved, lambda tokens: tokens, (), load, A_TOKEN_A_MS, assumptions, instances)
+    def on_links(tokens: int) -> list[tuple[int, int]]:
+        return [(moved(tokens), tokens)]
+
+    return Traffic("bf16", moved, lambda tokens: tokens, on_links, (), load, A_TOKEN_A_MS, assumptions, instances)
 
 
 def test_line_rates_by_hand() -> None:
@@ -111,6 +114,8 @@ def test_what_is_fixed_is_in_every_transfer() -> None:
     (path,) = paths_of(Load([100], "here"), Assumptions(link_gbit=(1.0,), fixed_ms=50))
     assert path.percent == pytest.approx(150)
     assert path.busy is None
+    (path,) = paths_of(Load([100], "here"), Assumptions(link_gbit=(1.0,), fixed_ms=50, gamma_us=500))
+    assert path.percent == pytest.approx(200)  # a piece a token
 
 
 def moved(tokens: int) -> int:
