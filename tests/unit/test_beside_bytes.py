@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from example_result import cost_model, example_result
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -79,6 +79,7 @@ def test_what_is_serial_in_the_pipelining_model_is_the_transfer_of_the_ratio(cap
 WEIGHTS = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**6)), max_size=4)
 
 
+@settings(max_examples=50)
 @given(WEIGHTS, st.floats(1, 1e4), st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 100))
 def test_a_line_rate_never_falls_with_alpha_gamma_or_bytes(
     weights: list[tuple[int, int]], gbit: float, alpha_ms: float, gamma_us: float, more: float

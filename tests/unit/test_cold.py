@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from example_result import PHASES, cost_model, example_result, ok_row
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -100,6 +100,7 @@ def test_by_hand() -> None:
     assert predicted_cold(rows, 900, Prediction(12.0, 10.0, 14.0)).ms == 4 + 9 + 36  # type: ignore[union-attr]
 
 
+@settings(max_examples=50)
 @given(ROWS, st.integers(1, 10**9), TIMES)
 def test_the_range_holds_it_and_set_up_comes_on_top(
     of: list[tuple[int, float, tuple[PairStart, ...]]], size: int, steady_ms: float

@@ -37,7 +37,7 @@ CASES: list[tuple[str, Sides, str]] = [
     ("8b", (4, 2, 1, 1), "nhd"),
     ("8b", (1, 2, 2, 4), "hnd-together"),
     ("gpt-oss-20b", (2, 2, 1, 3), "nhd"),  # windows
-    ("deepseek-v3.2", (2, 4, 4, 1), "nhd"),  # latents on every rank, two regions a layer
+    ("deepseek-v3.2", (1, 4, 2, 1), "nhd"),  # latents on every rank, two regions a layer
     ("qwen3-next-80b-a3b", (2, 3, 1, 2), "nhd"),  # states
 ]
 
@@ -141,6 +141,7 @@ def test_each_link_carries_all_that_its_rank_sends_or_receives(model: str, sides
     assert busiest == wire(TOKENS).busiest_rank_bytes
 
 
+@settings(max_examples=50)
 @given(st.integers(1, 100), st.data())
 def test_a_stage_sends_its_own_layers_and_all_of_them(layers: int, data: st.DataObject) -> None:
     stages = pipeline_stages(layers, Ranks(pp=data.draw(st.integers(1, min(layers, 16)))))
@@ -169,7 +170,7 @@ def of(found: Pipelining, link: Link, tokens: int = 1000) -> Any:
     return found.of(Crossing(carrier=link, prompts=[tokens], median=tokens, p99=None, listed=[tokens]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(LINKS, RANKS, st.floats(10, 1e7), st.integers(1, 32), st.none() | st.integers(64, 2000))
 def test_exposed_is_never_below_zero_and_the_best_never_above_serial(
     link: Link, sides: Sides, tokens_per_s: float, layers: int, chunk: int | None
@@ -182,7 +183,7 @@ def test_exposed_is_never_below_zero_and_the_best_never_above_serial(
     assert best.prompts[0].serial_ms == pytest.approx(prompt.serial_ms)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(LINKS, st.floats(10, 1e7), st.integers(1, 32), st.sampled_from([1, 2, 4, 8]))
 def test_without_stages_it_is_the_busiest_rank_s_share_of_every_layer(
     link: Link, tokens_per_s: float, layers: int, tp: int
