@@ -13,8 +13,8 @@ import typer
 from kvxfer.cache.given import given_kinds, given_notice
 from kvxfer.cache.hybrid_blocks import hybrid_notices
 from kvxfer.cache.layout import LARGEST_RANKS, Order, RankPair, Ranks, Side, rank_pairs
-from kvxfer.cache.leaving import Leaves, Leaving, Weight
-from kvxfer.cache.sends import complete_blocks
+from kvxfer.cache.leaving import Departures, Leaves, Leaving, Weight, by_rank, shared
+from kvxfer.cache.sends import complete_blocks, send_ends
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.cache.wire import Wire, on_the_wire, pieces
 from kvxfer.cost.assumptions import Assumptions
@@ -166,14 +166,37 @@ class Asked:
 
         return of_prompt
 
-    def leaving(self, dtype: DType, regions_per_layer: int, fragmentation: float) -> Leaves:
-        """What of a prompt leaves with each send when layers leave as they are computed, of all rank pairs together."""
-        spec = self.spec(dtype, regions_per_layer)
-        found = Leaving(_pairs(spec, self.prefill, self.decode), len(spec.kinds), len(spec.limits))
+    def leaving(self, dtype: DType, regions_per_layer: int, fragmentation: float, own_links: bool) -> Leaves:
+        """What of a prompt leaves with each send when layers leave as they are computed.
 
-        def of_prompt(tokens: int, ends: Sequence[float], together: int) -> Sequence[Sequence[Weight]]:
-            blocks = spec.blocks(tokens, self.assumptions.held_blocks(tokens, self.block_size))
-            return found.sends(complete_blocks(ends, tokens, self.block_size, blocks), fragmentation, together)
+        All rank pairs share a link, or every rank has one of its own, and a pipeline stage sends its own layers. Ranks
+        that have the same to carry are looked at once. Pieces are those that one rank posts, on a shared link the
+        busiest one: ranks post at the same time.
+        """
+        spec = self.spec(dtype, regions_per_layer)
+        layers, pairs = len(spec.kinds), _pairs(spec, self.prefill, self.decode)
+        stages = spec.stages(self.prefill) if own_links else [range(layers)]
+        whole = Leaving(pairs, layers, len(spec.limits))
+        ranks = list(dict.fromkeys(Leaving(some, layers, len(spec.limits)) for some in by_rank(pairs)))
+
+        def of_prompt(tokens: int, ends: Sequence[float], together: int) -> Departures:
+            after = send_ends(stages, together)
+            held = self.assumptions.held_blocks(tokens, self.block_size)
+            if blocks_of(tokens, self.block_size) <= held:
+                return Departures(after, [])
+            complete = complete_blocks(ends, tokens, self.block_size, spec.blocks(tokens, held))
+            links = [rank.sends(complete, fragmentation, after) for rank in ranks]
+            return Departures(after, links if own_links else [shared(whole.sends(complete, 0.0, after), links)])
+
+        return of_prompt
+
+    def on_links(self, dtype: DType, regions_per_layer: int, fragmentation: float) -> Callable[[int], Sequence[Weight]]:
+        """Bytes of a whole prompt on each link, and the pieces that one rank posts; ranks that are alike count once."""
+        leaves = self.leaving(dtype, regions_per_layer, fragmentation, not self.assumptions.links_shared)
+        layers = len(self.spec(dtype, regions_per_layer).kinds)
+
+        def of_prompt(tokens: int) -> Sequence[Weight]:
+            return [link[0][0] for link in leaves(tokens, [tokens], layers).links]
 
         return of_prompt
 

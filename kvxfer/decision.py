@@ -91,7 +91,8 @@ def service_of(asked: Asked, offered: Offered, measurement: Measurement | None, 
     if source is not None:
         for dtype in asked.dtypes:
             costs, without = _measured_paths(asked, offered, source, dtype, measurement or Measurement(), ratio)
-            paths[dtype.name] = costs or line_rate_paths(_traffic(asked, offered, source, dtype, _on_a_link))
+            own = not asked.assumptions.links_shared
+            paths[dtype.name] = costs or line_rate_paths(_traffic(asked, offered, source, dtype, _on_a_link, own))
             unused += without
     pools = pools_of(cluster, load, source, asked.assumptions, step_ms)
     return Service(asked, offered, sources, pools, modes, paths, measurement is not None, unused)
@@ -173,7 +174,7 @@ def _measured_paths(
     ratio: Sequence[Record],
 ) -> tuple[list[PathCost], list[Path]]:
     """What was measured or fitted between two hosts: what that costs the load, and what reaches no prompt of it."""
-    traffic = _traffic(asked, offered, source, dtype, _moved)
+    traffic = _traffic(asked, offered, source, dtype, _moved, own_links=False)
     exposed = {
         entry["of"]: entry.get("exposed_ms")
         for row in ratio
@@ -196,9 +197,14 @@ BytesOf = Callable[[int], int]
 
 
 def _traffic(
-    asked: Asked, offered: Offered, source: PrefillSource, dtype: DType, sizes: Callable[[Asked, DType], BytesOf]
+    asked: Asked,
+    offered: Offered,
+    source: PrefillSource,
+    dtype: DType,
+    sizes: Callable[[Asked, DType], BytesOf],
+    own_links: bool,
 ) -> Traffic:
-    """`sizes` tells which of the bytes that move count."""
+    """`sizes` tells which of the bytes that move count; with own_links every rank's go over a link of its own."""
     pipelining = None
     if offered.cut is not None:
         pipelining = Pipelining(
@@ -208,12 +214,13 @@ def _traffic(
             block_size=asked.block_size,
             source=source,
             assumptions=asked.assumptions,
-            leaves=asked.leaving(dtype, offered.regions, offered.fragmentation),
+            leaves=asked.leaving(dtype, offered.regions, offered.fragmentation, own_links),
         )
     return Traffic(
         dtype=dtype.name,
         sizes=cache(sizes(asked, dtype)),
         pieces=cache(asked.pieces(dtype, offered.regions, offered.fragmentation)),
+        on_links=cache(asked.on_links(dtype, offered.regions, offered.fragmentation)),
         tokens=asked.tokens,
         load=offered.load,
         source=source,

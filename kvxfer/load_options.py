@@ -22,6 +22,7 @@ from kvxfer.pipelining import parse_one_cut
 
 LARGEST_GPUS = 1_000_000
 LARGEST_MS = 1e9
+LARGEST_US = 1e6
 SMALLEST_CHUNK = 16
 
 
@@ -64,10 +65,13 @@ class LoadOptions:
         str | None, typer.Option(metavar="X", help="memory for the cache on each GPU of decode, in GB")
     ] = None
     fixed_ms: Annotated[
-        str, typer.Option(metavar="X", help="assumed: what a transfer costs beside its bytes, in ms")
+        str, typer.Option(metavar="X", help="assumed: α, what a transfer costs beside its bytes, in ms")
     ] = "0"
     send_ms: Annotated[
         str, typer.Option(metavar="X", help="assumed: the part of --fixed-ms that each send of --pipeline costs again")
+    ] = "0"
+    gamma_us: Annotated[
+        str, typer.Option(metavar="X", help="assumed: γ, what each piece of a transfer costs beside its bytes, in µs")
     ] = "0"
     pipeline: Annotated[
         str,
@@ -77,10 +81,10 @@ class LoadOptions:
         ),
     ] = "off"
     fragmentation: Annotated[
-        str, typer.Option(metavar="F", help="of a request's blocks, 0 … 1, for what a fitted cost model predicts")
+        str, typer.Option(metavar="F", help="of a request's blocks, 0 … 1, which makes its pieces")
     ] = "1"
     regions: Annotated[
-        str, typer.Option(metavar="1|2", help="memory regions per layer, for what a fitted cost model predicts")
+        str, typer.Option(metavar="1|2", help="memory regions per layer, each with pieces of its own")
     ] = "1"
     prefill_tokens_per_s: Annotated[
         str | None, typer.Option(metavar="X", help="measured by you: tokens that one engine prefills per second")
@@ -99,7 +103,7 @@ class Offered:
 
     from_file: the load is that of a file. ranks are the sides' ranks where the user named both. given is the prefill
     that the user measured. cut is how prompts leave layer by layer; None: all at once. fragmentation and regions per
-    layer are those of requests that a cost model predicts.
+    layer make the pieces of a request.
     """
 
     load: Load
@@ -132,7 +136,10 @@ def read_load_options(options: LoadOptions, shared: Options, asked: Asked, token
             f"--send-ms {send_ms:g} is more than --fixed-ms {fixed_ms:g}, of which it is the part that each send costs "
             "again; give what a whole transfer costs beside its bytes as --fixed-ms"
         )
-    asked = replace(asked, assumptions=replace(asked.assumptions, fixed_ms=fixed_ms, send_ms=send_ms))
+    gamma_us = parse_float(options.gamma_us, "--gamma-us", 0, LARGEST_US)
+    asked = replace(
+        asked, assumptions=replace(asked.assumptions, fixed_ms=fixed_ms, send_ms=send_ms, gamma_us=gamma_us)
+    )
     layers = len(asked.spec(asked.dtypes[0]).kinds)
     prefill_named = shared.tp_prefill is not None or shared.pp_prefill is not None
     decode_named = shared.tp_decode is not None or shared.pp_decode is not None

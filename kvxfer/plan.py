@@ -17,11 +17,13 @@ from kvxfer import __version__, cli, explained
 from kvxfer.asked import Asked, Options, read, takes_options
 from kvxfer.cache.sends import Cut
 from kvxfer.cache.wire import Wire
-from kvxfer.cost.fitted import fitted_models, fitting, predicted_entries
+from kvxfer.cost.beside_bytes import line_rate_notices
+from kvxfer.cost.fitted import fitted_models, fitting
 from kvxfer.cost.measured import matching, measured_rows
+from kvxfer.cost.predicted import predicted_entries
 from kvxfer.cost.prefill_layers import PrefillLayers, prefill_layers
 from kvxfer.cost.prefill_source import GIVEN
-from kvxfer.cost.ratio import line_rate_ms, ratio_notices, ratio_rows
+from kvxfer.cost.ratio import ratio_notices, ratio_rows, wire_ms
 from kvxfer.decision import (
     Measurement,
     layers_refused,
@@ -55,6 +57,10 @@ OTHER_LAYERS = (
 NOT_PIPELINED = "what was measured on one host ({}) is no path between two, and --pipeline is not looked at over it"
 EVEN_COMPUTE = (
     "pipelining: a prompt's compute is shared out evenly over its {:,} layers; bytes and pieces are each layer's own"
+)
+STAGES = (
+    "pipelining: prefill's {} pipeline stages compute a prompt one after another, in the time that its source "
+    "says; an assumed one keeps the GPUs of all stages busy, which one prompt alone does not"
 )
 LINE_RATES = "line rates are upper bounds without protocol or set-up cost; kvxfer bench measures what a path takes"
 
@@ -127,6 +133,7 @@ def plan_document(request: Request, words: Sequence[str], wants_measured: bool =
             between,
             request.offered.given,
             request.measurement.layers,
+            request.on_links(dtype, request.offered.regions, request.offered.fragmentation),
         )
     ]
     _predict(request, rows)
@@ -184,13 +191,15 @@ def _predict(request: Request, rows: Sequence[dict[str, Any]]) -> None:
         pieces = request.pieces(dtype, request.offered.regions, request.offered.fragmentation)
         for row in rows:
             if models and row["dtype"] == dtype.name:
-                row["predicted"] = predicted_entries(models, row["bytes"], pieces(row["tokens"]), row["prefill_ms"])
+                row["predicted"] = predicted_entries(
+                    models, request.measurement.rows, row["bytes"], pieces(row["tokens"]), row["prefill_ms"]
+                )
 
 
 def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DType, Wires]) -> list[str]:
     """`wanted` are the dtypes that measured times are wanted of, with what moves between the ranks."""
     notices = [*request.notices, *ratio_notices(request.shape, request.assumptions), LINE_RATES]
-    notices += [*_fixed(request), *_pieces(request, rows), *_as_flops(request, rows)]
+    notices += [*_beside_bytes(request), *_pieces(request, rows), *_as_flops(request, rows)]
     for dtype, wires in wanted.items():
         notices += _missing(request, dtype, wires, _predicted(rows, dtype))
     notices += _outside(rows)
@@ -206,6 +215,8 @@ def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DTyp
         notices += chunk_notices([request.offered.cut], [*request.tokens, *request.offered.load.prompts])
     if request.offered.cut is not None:
         notices.append(EVEN_COMPUTE.format(len(request.spec(request.dtypes[0]).kinds)))
+        if request.prefill.pp > 1:
+            notices.append(STAGES.format(request.prefill.pp))
     if one_host := _one_host(request):
         notices.append(ONE_HOST.format(", ".join(one_host)))
         if request.offered.cut is not None:
@@ -228,19 +239,21 @@ def _one_host(request: Request) -> list[str]:
     return [scope for scope in ONE_HOST_SCOPES if scope in told]
 
 
-def _fixed(request: Request) -> list[str]:
-    """A sentence about what a transfer costs beside its bytes, and up to which length that is most of it."""
-    assumptions = request.assumptions
-    if not assumptions.fixed_ms:
-        what = "a routing hop, allocation at decode, posting"
-        return [
-            f"costs of a request beside its bytes ({what}) are in no line rate: they dominate short prompts; --fixed-ms"
-        ]
-    dtype, best = request.dtypes[0], max(assumptions.link_gbit)
-    per_token = assumptions.kv_bytes_per_token or request.shape.kv_bytes_per_token(dtype)
-    equal = assumptions.fixed_ms / line_rate_ms(per_token, best) if per_token else 0
-    told = f"the fixed {assumptions.fixed_ms:g} ms of a transfer are more than its bytes take"
-    return [f"{told} up to {equal:,.0f} tokens of {dtype.name} at {best:g} Gb/s"]
+def _beside_bytes(request: Request) -> list[str]:
+    """What a transfer is assumed to cost beside its bytes, up to which length that is most of it, what it may be."""
+    assumptions, offered, dtype = request.assumptions, request.offered, request.dtypes[0]
+    tokens = max(request.tokens)
+    weights = request.on_links(dtype, offered.regions, offered.fragmentation)(tokens)
+    notices = line_rate_notices(
+        assumptions, tokens, max((each for _, each in weights), default=0), request.measurement.fitted
+    )
+    if assumptions.fixed_ms:
+        best = max(assumptions.link_gbit)
+        per_token = assumptions.kv_bytes_per_token or request.shape.kv_bytes_per_token(dtype)
+        equal = assumptions.fixed_ms / wire_ms(per_token, best) if per_token else 0
+        told = f"the fixed {assumptions.fixed_ms:g} ms of a transfer are more than its bytes take"
+        notices.append(f"{told} up to {equal:,.0f} tokens of {dtype.name} at {best:g} Gb/s")
+    return notices
 
 
 def _as_flops(request: Request, rows: Sequence[dict[str, Any]]) -> list[str]:

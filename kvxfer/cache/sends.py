@@ -78,6 +78,18 @@ def sends(legs: Sequence[Sequence[Segment]], layers: int, together: int) -> list
     ]
 
 
+def send_ends(stages: Sequence[range], together: int) -> list[int]:
+    """The layers that are computed when each send of a chunk leaves: `together` of them at a time, or all at its end.
+
+    A stage sends its own layers, the last of them once it has computed these. All layers together wait for the whole
+    chunk: that is serial.
+    """
+    layers = stages[-1].stop
+    if together >= layers:
+        return [layers]
+    return [min(first + together, stage.stop) for stage in stages for first in range(stage.start, stage.stop, together)]
+
+
 def sweep(layers: int) -> list[int]:
     """Layers per send that are worth comparing: the divisors of their number, the powers of two below it, all."""
     return [count for count in range(1, layers + 1) if layers % count == 0 or count & (count - 1) == 0]

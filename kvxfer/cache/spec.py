@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvxfer.cache.layout import Order, Part, Ranks, Region, pipeline_stages, regions
+from kvxfer.cache.layout import Order, Part, Ranks, Region, Stages, pipeline_stages, regions
 from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import DType
 from kvxfer.model.layers import AttentionAndState, FullAttention, GivenBytes, Latent, LayerKind, State
@@ -61,8 +61,12 @@ class CacheSpec:
 
     def regions(self, ranks: Ranks) -> list[Region]:
         """The regions of a side. Raises UsageError when layers or heads do not divide over its ranks."""
+        return regions(self.parts, self.stages(ranks), ranks, self.order)
+
+    def stages(self, ranks: Ranks) -> Stages:
+        """The layers of each pipeline stage of a side. Raises UsageError when there are more stages than layers."""
         drafting = self.shape.mtp_layers
-        return regions(self.parts, pipeline_stages(self.shape.layers - drafting, ranks, drafting), ranks, self.order)
+        return pipeline_stages(self.shape.layers - drafting, ranks, drafting)
 
     @property
     def block_bytes(self) -> list[int]:

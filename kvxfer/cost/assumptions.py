@@ -27,7 +27,8 @@ class Assumptions:
     tp_* and pp_* are the tensor-parallel ranks and pipeline stages of each side. Either all rank pairs share the one
     link, or (links_shared False) every rank has a link of its own, and the busiest rank decides. fixed_ms is what a
     transfer costs beside its bytes, however few they are; send_ms is the part of it that each send of a pipelined
-    request costs again, and keeps the next one waiting for.
+    request costs again, and keeps the next one waiting for. gamma_us is what each of its pieces costs, in µs, one after
+    another and before its bytes go; ranks post theirs at the same time.
     """
 
     gpus: int = 4
@@ -45,6 +46,7 @@ class Assumptions:
     links_shared: bool = True
     fixed_ms: float = 0.0
     send_ms: float = 0.0
+    gamma_us: float = 0.0
 
     @property
     def parallel(self) -> bool:
@@ -110,4 +112,5 @@ class Assumptions:
             "links_shared": self.links_shared,
             **({"fixed_ms": self.fixed_ms} if self.fixed_ms else {}),
             **({"send_ms": self.send_ms} if self.send_ms else {}),
+            **({"gamma_us": self.gamma_us} if self.gamma_us else {}),
         }

@@ -83,29 +83,6 @@ def fitting(models: Iterable[Fitted], model: str, dtype: str) -> list[Fitted]:
     return list(found.values())
 
 
-def predicted_entries(models: Iterable[Fitted], size: int, descriptors: int, prefill_ms: float) -> list[dict[str, Any]]:
-    """What each says of a request, for a row of the result file's `ratio`; no time where it is outside the range."""
-    entries = []
-    for one in models:
-        found = one.predict(size, descriptors)
-        entries.append(
-            {
-                "model": one.model,
-                "backend": one.backend,
-                "op": one.op,
-                "scope": one.scope,
-                "descriptors": descriptors,
-                "transfer_ms": None if found is None else found.ms,
-                "low_ms": None if found is None else found.low_ms,
-                "high_ms": None if found is None else found.high_ms,
-                "percent": None if found is None else found.ms / prefill_ms * 100,
-                "held_out_percent": one.held_out_percent,
-                "valid": {"bytes": list(one.bytes), "descriptors": list(one.descriptors)},
-            }
-        )
-    return entries
-
-
 def _fitted(record: Any) -> Fitted:
     if not isinstance(record, Mapping):
         raise UsageError(f"the measured result is damaged: cost_model holds {quoted(record)}; measure again")

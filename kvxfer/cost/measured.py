@@ -4,23 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from kvxfer.errors import UsageError
+from kvxfer.result.cold import COLD_PHASES
 from kvxfer.wording import quoted
 
 ASSUMED_COMPUTE = "assumed prefill"
 """How the source of a pipeline's compute begins that is the ratio's own prefill."""
 
-FIRST_REQUEST = ("connect_ns", "exchange_ns", "prepare_ns", "first_ns")
-"""Phases of a start that the first request of two running engines has too."""
+
+@dataclass(frozen=True)
+class PairStart:
+    """What the first request of a pair of running engines took, in ms: to connect and exchange keys, the rest apart."""
+
+    meeting_ms: float
+    prepare_ms: float
+    first_ms: float
+
+    @property
+    def cold_ms(self) -> float:
+        return self.meeting_ms + self.prepare_ms + self.first_ms
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One row of a result: the median transfer and the median cold time in ms, None where the row has too few samples.
+    """One row of a result: the median transfer and the median time from the start of the processes to the first one.
 
-    `of` is the row's id, `scope` what its bytes went through (on one host that says nothing about the links).
+    In ms, None where the row has too few samples. `starts` are its fresh pairs, none where a phase is not told. `of` is
+    the row's id, `scope` what its bytes went through (on one host that says nothing about the links).
     """
 
     of: str
@@ -35,10 +48,19 @@ class Measured:
     cold_ms: float | None
     tp: tuple[int, int] = (1, 1)  # of prefill, of decode
     pp: tuple[int, int] = (1, 1)
-    first_ms: float | None = None  # the first request of two running engines, with connecting
+    starts: tuple[PairStart, ...] = ()
     inflight: int = 1  # requests at once; of several each one's time has waiting for the others in it
     exposed_ms: float | None = None  # what the best pipelining did not hide behind the assumed prefill
     behind_ms: float | None = None  # which took so long; it says nothing of another prefill
+
+    @property
+    def cold_pair_ms(self) -> float | None:
+        """The first request of a pair of running engines, median of the starts."""
+        return median(start.cold_ms for start in self.starts) if self.starts else None
+
+    @property
+    def cold_pair_longest_ms(self) -> float | None:
+        return max((start.cold_ms for start in self.starts), default=None)
 
 
 def measured_rows(rows: Sequence[Mapping[str, Any]], scope: str) -> list[Measured]:
@@ -72,7 +94,7 @@ def _measured(row: Mapping[str, Any], scope: str) -> Measured:
         cold_ms=_cold_ms(row),
         tp=_sides(row, "tp"),
         pp=_sides(row, "pp"),
-        first_ms=_first_ms(row),
+        starts=_starts(row),
         inflight=_field({"inflight": 1} | dict(row), "inflight", int),
         exposed_ms=_exposed_ms(row),
         behind_ms=_behind_ms(row),
@@ -126,21 +148,35 @@ def _cold_ms(row: Mapping[str, Any]) -> float | None:
     return _ms(cold, "p50", row)
 
 
-def _first_ms(row: Mapping[str, Any]) -> float | None:
-    """None where a phase is not there."""
-    phases = [(row.get("setup") or {}).get(phase) for phase in FIRST_REQUEST]
-    times = [_ms(phase, "p50", row) if isinstance(phase, Mapping) else None for phase in phases]
-    return None if None in times else sum(time for time in times if time is not None)
+def _starts(row: Mapping[str, Any]) -> tuple[PairStart, ...]:
+    """Each fresh start's; none where a phase is not there."""
+    setup = row.get("setup") or {}
+    if any(phase not in setup for phase in COLD_PHASES):
+        return ()
+    samples = []
+    for phase in COLD_PHASES:
+        listed = setup[phase].get("samples") if isinstance(setup[phase], Mapping) else None
+        if not isinstance(listed, list):
+            raise _wrong(row, f"setup.{phase}", setup[phase])
+        samples.append([_as_ms(ns, row, f"setup.{phase}.samples") for ns in listed])
+    if len({len(listed) for listed in samples}) > 1:
+        raise _wrong(row, "setup", "phases of different numbers of starts")
+    return tuple(
+        PairStart(connect + exchange, prepare, first)
+        for connect, exchange, prepare, first in zip(*samples, strict=True)
+    )
 
 
 def _ms(holder: Mapping[str, Any], field: str, row: Mapping[str, Any] | None = None) -> float | None:
     """A field of nanoseconds in ms."""
     value = holder.get(field)
-    if value is None:
-        return None
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise _wrong(row or holder, field, value)
-    return value / 1e6
+    return None if value is None else _as_ms(value, row or holder, field)
+
+
+def _as_ms(ns: object, row: Mapping[str, Any], field: str) -> float:
+    if type(ns) is not int or not 0 <= ns < 1 << 63:
+        raise _wrong(row, field, ns)
+    return ns / 1e6
 
 
 def _field(row: Mapping[str, Any], field: str, kind: type) -> Any:

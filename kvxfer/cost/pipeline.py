@@ -91,18 +91,19 @@ def exposed_ns(sends: Sequence[Ready], link: Carrier, compute_ns: float) -> floa
     return max(0.0, *(at - compute_ns for at in usable_ns(sends, link))) if sends else 0.0
 
 
-def computed_sends(chunks: Sequence[tuple[float, Sequence[Weight]]], layers: int, together: int) -> list[Ready]:
-    """The sends of `together` of `layers` layers each of a prompt that is computed chunk by chunk.
+def computed_sends(chunks: Sequence[tuple[float, Sequence[Weight]]], after: Sequence[int]) -> list[Ready]:
+    """The sends over one link of a prompt that is computed chunk by chunk, and there layer by layer.
 
-    `chunks` are (ns of all layers, what each send weighs). The compute of a chunk is shared out evenly over
-    the layers. What has no bytes is not sent.
+    `chunks` are (ns of all layers, what each send weighs). They leave `after` so many layers of a chunk, the last of
+    them after all. The compute of a chunk is shared out evenly over the layers; pipeline stages have theirs one after
+    another. What has no bytes is not sent.
     """
-    at, found = 0.0, []
+    begin, found = 0.0, []
     for ns, weights in chunks:
-        for number, (size, descriptors) in enumerate(weights):
-            at += ns * min(together, layers - number * together) / layers
+        for layers, (size, descriptors) in zip(after, weights, strict=True):
             if size:
-                found.append(Ready(at, size, descriptors))
+                found.append(Ready(begin + ns * layers / after[-1], size, descriptors))
+        begin += ns
     return found
 
 

@@ -2,11 +2,12 @@
 
 The compute of a prompt is shared out evenly over the layers; bytes and descriptors are those of each layer's own cache.
 Every prompt is cut alike, as an engine would: the best cut is the one that leaves least exposed of the load as a whole.
+Where every rank has a link of its own, each carries what its rank sends or receives, and the last one to end decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -52,13 +53,12 @@ class Pipelined:
 
 @dataclass(frozen=True)
 class Crossing:
-    """One cache on one path: its bytes on the path by prompt length, and what carries them.
+    """One cache on one path, and what carries it.
 
     prompts stand for the load, those that the path reaches; listed are those that are told one by one.
     """
 
     carrier: Carrier
-    sizes: Callable[[int], int]
     prompts: Sequence[int]
     median: int | None
     p99: int | None
@@ -74,8 +74,7 @@ class Crossing:
 class Pipelining:
     """How a plan's prompts are to be cut (`cut` None: the best number of layers), and the compute they hide behind.
 
-    `known` are prompts whose prefill the source knows, at least one. `leaves` says what each send weighs, of all rank
-    pairs together: where each rank has a link of its own, the busiest one's bytes are spread over the sends as those.
+    `known` are prompts whose prefill the source knows, at least one. `leaves` says what each send weighs on each link.
     """
 
     cut: Cut | None
@@ -118,28 +117,24 @@ class Pipelining:
         )
 
     def exposed_ms(self, crossing: Crossing, tokens: int, cut: Cut) -> float:
-        """Of one prompt. Nothing where nothing moves."""
-        sends, compute_ns = self._sends(crossing, tokens, cut)
-        return exposed_ns(sends, crossing.carrier, compute_ns) / 1e6
+        """Of one prompt, until the last link has carried all of its own. Nothing where nothing moves."""
+        links, compute_ns = self._sends(tokens, cut)
+        return max((exposed_ns(sends, crossing.carrier, compute_ns) for sends in links), default=0.0) / 1e6
 
-    def _sends(self, crossing: Crossing, tokens: int, cut: Cut) -> tuple[list[Ready], float]:
-        """What leaves of a prompt, and the ns of its compute."""
-        size = crossing.sizes(tokens)
-        if not size:
-            return [], 0.0
+    def _sends(self, tokens: int, cut: Cut) -> tuple[list[list[Ready]], float]:
+        """What leaves of a prompt over each link, and the ns of its compute."""
         ends, times = self._chunks(tokens, cut)
         leaving = self.leaves(tokens, ends, cut.layers)
-        share = size / sum(one for chunk in leaving for one, _ in chunk)
-        weights = [[(share * one, pieces) for one, pieces in chunk] for chunk in leaving]
-        return computed_sends(list(zip(times, weights, strict=True)), self.layers, cut.layers), sum(times)
+        links = [computed_sends(list(zip(times, link, strict=True)), leaving.after) for link in leaving.links]
+        return links, sum(times)
 
     def _outside(self, crossing: Crossing, tokens: int, cut: Cut) -> list[Ready]:
         """The sends of a prompt whose like was not measured."""
         reach = crossing.carrier.reach
         if reach is None:
             return []
-        sends, _ = self._sends(crossing, tokens, cut)
-        return [send for send in sends if not reach.has(send.bytes, send.descriptors)]
+        links, _ = self._sends(tokens, cut)
+        return [send for sends in links for send in sends if not reach.has(send.bytes, send.descriptors)]
 
     def _best(self, crossing: Crossing) -> Cut:
         """The number of layers that leaves least exposed of the load; all of them, which is serial, is one of these."""

@@ -11,16 +11,17 @@ goes over the whole prompt), and what moves are the blocks that decode lacks.
 With several ranks on a side the bytes are those between all rank pairs. Over one link that they share all of them
 count; where every rank has a link of its own those of the busiest rank do.
 
-A fixed cost per request (routing hop, allocation at decode, posting) is nothing unless it is given. It makes the ratio
-of a short prompt unlike that of a long one.
+A fixed cost per request (routing hop, allocation at decode, posting) is nothing unless it is given, nor is one for each
+of its pieces. The first makes the ratio of a short prompt unlike that of a long one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from kvxfer.cache.leaving import Weight
 from kvxfer.cache.wire import Wire
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.measured import Measured, matching
@@ -43,6 +44,7 @@ def ratio_rows(
     wires: Mapping[int, Wire] | None = None,
     given: PrefillSource | None = None,
     layers: PrefillLayers | None = None,
+    on_links: Callable[[int], Sequence[Weight]] | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of the result file's `ratio`: for each prompt length `seed`, `full`, and what was `given` as measured.
 
@@ -50,17 +52,18 @@ def ratio_rows(
 
     A basis whose parameters are unknown has no rows (`ratio_notices` says so). Of `measured`, every row of this model,
     dtype, prompt length and number of bytes is set beside. `wires` is what moves between the ranks by prompt length;
-    without it each side has one. Raises UsageError when fewer parameters are assumed active than the embedding tables
+    without it each side has one. `on_links` tells the bytes and the pieces of a prompt on each link, where pieces cost
+    something. Raises UsageError when fewer parameters are assumed active than the embedding tables
     alone hold, or `given` does not reach a prompt length.
     """
     rows = []
-    fixed_ms = assumptions.fixed_ms
     sources = prefill_sources(shape, assumptions, layers, given)
     for count in tokens:
         wire = None if wires is None else wires[count]
         size = assumptions.moved_bytes(shape, count, block_size, dtype, wire)
         busiest = size if wire is None else wire.busiest_rank_bytes
         on_a_link = size if assumptions.links_shared else busiest
+        weights = [(on_a_link, 0.0)] if on_links is None else on_links(count)
         beside = matching(measured, shape.name, dtype.name, count, size)
         for source in sources:
             if layers is not None and source is layers and not layers.reaches(assumptions, count):
@@ -75,7 +78,7 @@ def ratio_rows(
                     "bytes": size,
                     "prefill_ms": milliseconds,
                     "prefill_source": f"{source.named()}{_hit(assumptions, count)}",
-                    "links": [_link(on_a_link, gbit, fixed_ms, milliseconds) for gbit in assumptions.link_gbit],
+                    "links": [_link(weights, gbit, assumptions, milliseconds) for gbit in assumptions.link_gbit],
                     "measured": [_beside(row, milliseconds) for row in beside],
                     **_hits(assumptions, count, block_size),
                     **({} if wire is None else _between_ranks(wire, assumptions)),
@@ -117,13 +120,26 @@ def _between_ranks(wire: Wire, assumptions: Assumptions) -> dict[str, Any]:
     }
 
 
-def line_rate_ms(size: float, line_gbit: float, fixed_ms: float = 0.0) -> float:
-    """Milliseconds of so many bytes at a line rate, after what a request costs whatever its size; 0 if none move."""
-    return fixed_ms + size * 8 / (line_gbit * 1e9) * 1e3 if size else 0.0
+def wire_ms(size: float, line_gbit: float) -> float:
+    """Milliseconds of so many bytes at a line rate."""
+    return size * 8 / (line_gbit * 1e9) * 1e3
 
 
-def _link(size: int, line_gbit: float, fixed_ms: float, prefill: float) -> dict[str, float]:
-    transfer_ms = line_rate_ms(size, line_gbit, fixed_ms)
+def line_rate_ms(weights: Sequence[Weight], line_gbit: float, assumptions: Assumptions) -> float:
+    """Milliseconds of what each link carries, (bytes, pieces), until the last one is through; 0 if nothing moves.
+
+    What a request and its pieces are assumed to cost comes before the bytes.
+    """
+    each = [
+        assumptions.fixed_ms + assumptions.gamma_us * pieces / 1e3 + wire_ms(size, line_gbit)
+        for size, pieces in weights
+        if size
+    ]
+    return max(each, default=0.0)
+
+
+def _link(weights: Sequence[Weight], line_gbit: float, assumptions: Assumptions, prefill: float) -> dict[str, float]:
+    transfer_ms = line_rate_ms(weights, line_gbit, assumptions)
     return {"line_gbit": line_gbit, "transfer_ms": transfer_ms, "percent": transfer_ms / prefill * 100}
 
 
@@ -139,6 +155,10 @@ def _beside(row: Measured, prefill: float) -> dict[str, Any]:
         "percent": _percent(row.transfer_ms, prefill),
         "cold_ms": row.cold_ms,
         "cold_percent": _percent(row.cold_ms, prefill),
+        "cold_pair_ms": row.cold_pair_ms,
+        "cold_pair_longest_ms": row.cold_pair_longest_ms,
+        "cold_pair_percent": _percent(row.cold_pair_ms, prefill),
+        "cold_pair_over_steady": _over(row.cold_pair_ms, row.transfer_ms),
         **_exposed(row, prefill),
     }
 
@@ -158,3 +178,7 @@ def _sides(counts: tuple[int, int]) -> dict[str, int]:
 
 def _percent(milliseconds: float | None, prefill: float) -> float | None:
     return None if milliseconds is None else milliseconds / prefill * 100
+
+
+def _over(milliseconds: float | None, steady_ms: float | None) -> float | None:
+    return milliseconds / steady_ms if milliseconds is not None and steady_ms else None

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+from kvxfer.cache.leaving import Weight
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.fitted import Fitted
 from kvxfer.cost.load import Load
@@ -64,12 +65,14 @@ class PathCost:
 class Traffic:
     """One cache under one load: bytes and descriptors by prompt length, the prefill that they are set against.
 
-    tokens are the prompt lengths that are told one by one. pipelining is None where it was not asked for.
+    on_links tells them on each link that is assumed. tokens are the prompt lengths that are told one by one. pipelining
+    is None where it was not asked for.
     """
 
     dtype: str
     sizes: Callable[[int], int]
     pieces: Callable[[int], int]
+    on_links: Callable[[int], Sequence[Weight]]
     tokens: Sequence[int]
     load: Load
     source: PrefillSource
@@ -99,7 +102,6 @@ class Traffic:
         return self.pipelining.of(
             Crossing(
                 carrier=carrier,
-                sizes=self.sizes,
                 prompts=[prompt for prompt in self.prompts if reaches(prompt)],
                 median=median if reaches(median) else None,
                 p99=p99 if reaches(p99) else None,
@@ -111,13 +113,13 @@ class Traffic:
 def line_rate_paths(traffic: Traffic) -> list[PathCost]:
     """One for each line rate that is assumed; the traffic's bytes are those on one link."""
     prompts, load, assumptions = traffic.prompts, traffic.load, traffic.assumptions
-    bytes_of = {prompt: traffic.sizes(prompt) for prompt in {*prompts, load.percentile(50), load.percentile(99)}}
+    on_links = {prompt: traffic.on_links(prompt) for prompt in {*prompts, load.percentile(50), load.percentile(99)}}
     prefill = traffic.prefill_ms(prompts)
     paths = []
     for gbit in assumptions.link_gbit:
-        times = {prompt: line_rate_ms(size, gbit, assumptions.fixed_ms) for prompt, size in bytes_of.items()}
-        each_send_ms = assumptions.send_ms
-        carrier = Link((assumptions.fixed_ms - each_send_ms) * 1e6, each_send_ms * 1e6, gbit / 8)
+        times = {prompt: line_rate_ms(weights, gbit, assumptions) for prompt, weights in on_links.items()}
+        each_send_ms, per_piece_ns = assumptions.send_ms, assumptions.gamma_us * 1e3
+        carrier = Link((assumptions.fixed_ms - each_send_ms) * 1e6, each_send_ms * 1e6, gbit / 8, per_piece_ns)
         paths.append(
             PathCost(
                 dtype=traffic.dtype,
@@ -233,7 +235,7 @@ def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None])
     median, p99 = traffic.load.percentile(50), traffic.load.percentile(99)
     longest = path.longest
     gbit = path.gbit(reached[-1])
-    first_ms = None if longest is None else longest.first_ms
+    cold_ms = None if longest is None else longest.cold_pair_ms
     return PathCost(
         dtype=traffic.dtype,
         path=path.named + (f", {share:.0%} of the prompts" if share < 1 else ""),
@@ -244,7 +246,7 @@ def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None])
         median_ms=path.transfer_ms(median) if path.reaches(median) else None,
         p99_ms=path.transfer_ms(p99) if path.reaches(p99) else None,
         exposed_ms=None if longest is None else exposed.get(longest.of),
-        setup_ms=None if longest is None or first_ms is None else max(0.0, first_ms - (longest.transfer_ms or 0.0)),
+        setup_ms=None if longest is None or cold_ms is None else max(0.0, cold_ms - (longest.transfer_ms or 0.0)),
         busy=traffic.busy(gbit),
         pipelined=traffic.pipelined(path.carrier, path.reaches),
     )

@@ -40,7 +40,8 @@ SETTLED_BY = {
     PREFILL: "the prefill time is assumed: time your engine's prefill, --prefill-csv or --prefill-tokens-per-s",
     LAYERS: "the prefill is that of layers of random weights without an engine: time your engine's, --prefill-csv or "
     "--prefill-tokens-per-s",
-    LINE_RATE: "the path is assumed at line rate: kvxfer bench --peer between the two hosts, then --measured",
+    LINE_RATE: "the path is assumed at line rate, with its α and γ: kvxfer bench --fit --peer between the two hosts, "
+    "then --measured",
     REACH: "the measurement does not reach all prompts of this cache: kvxfer bench --peer with this model and dtype, "
     "and --tokens from the shortest prompt to the longest",
     MODEL: "what pipelining hides is by a model: kvxfer bench --peer with --pipeline between the two hosts",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvxfer.cache.sends import Cut, chunk_lengths
+from kvxfer.cache.sends import Cut, chunk_lengths, send_ends
 from kvxfer.control.messages import Pipelined
 from kvxfer.cost.pipeline import Link, Ready, best_layers, break_even_tokens, computed_sends, exposed_ns, fit_link
 from kvxfer.errors import UnavailableError
@@ -267,7 +267,8 @@ class PipelineRun:
     def _predicted_ns(self, link: Link, tokens: int, together: int) -> float:
         """What is exposed of a prompt in one chunk, computed at this one's rate, in sends of `together` layers."""
         compute = self._layer_ns * self._layers * tokens / self._tokens
-        sends = computed_sends([(compute, self._pair.row.leaving(tokens, together))], self._layers, together)
+        after = send_ends([range(self._layers)], together)
+        sends = computed_sends([(compute, self._pair.row.leaving(tokens, together))], after)
         return exposed_ns(sends, link, compute)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from kvxfer.cache.layout import RankPair, Ranks, Region, rank_pairs
 from kvxfer.cache.leaving import Leaving, Weight
-from kvxfer.cache.sends import Cut, chunk_ends
+from kvxfer.cache.sends import Cut, chunk_ends, send_ends
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.cache.tables import BlockTables, scatter
 from kvxfer.cache.wire import Wire, on_the_wire
@@ -123,7 +123,8 @@ class Row:
         The decode side holds as large a share of it as of the row's own.
         """
         held = self.held_blocks * tokens // self.tokens
-        (weights,) = self._leaving.sends([self.spec.blocks(tokens, held)], self.fragmentation, together)
+        after = send_ends([range(self.layers)], together)
+        (weights,) = self._leaving.sends([self.spec.blocks(tokens, held)], self.fragmentation, after)
         return weights
 
     @cached_property

@@ -15,6 +15,7 @@ from kvxfer.measure.request import Effort, Pipelining, Row, tables
 from kvxfer.measure.session import Session
 from kvxfer.measure.steady import SteadyState, Totals
 from kvxfer.result import statistics
+from kvxfer.result.cold import cold_pair, summary
 
 GIB = 1 << 30
 NOISY_SHARE = 0.05
@@ -77,6 +78,7 @@ class RowRun:
         say(f"{self.row.id}: references")
         self._measure_references(pair)
         pair.end()
+        setup = setup_summary(self._setups)
         return common(self.row) | {
             "status": "ok",
             "error": None,
@@ -93,7 +95,8 @@ class RowRun:
             "plans": pair.plans,
             **self._times(totals, pair.opened.moves_data),
             "control_rtt_ns": rtt,
-            "setup": setup_summary(self._setups),
+            "setup": setup,
+            "cold_pair_ns": cold_pair(setup),
             "cpu_s_per_gib": self._cpu(totals, pair.opened.moves_data),
             "verified": self._effort.verify if pair.opened.moves_data else "off",
             "verified_bytes": pair.verified_bytes,
@@ -225,11 +228,7 @@ def failed(row: Row, error: str) -> dict[str, Any]:
 def setup_summary(setups: list[dict[str, int]]) -> dict[str, Any]:
     """Each phase, and cold, over the repetitions."""
     names = [f"{phase}_ns" for phase in PHASES] + ["cold_ns"]
-    summary = {}
-    for name in names:
-        samples = [setup[name] for setup in setups]
-        summary[name] = {"p50": int(np.median(samples)), "max": max(samples), "samples": samples}
-    return summary
+    return {name: summary([setup[name] for setup in setups]) for name in names}
 
 
 def _listed(interval: tuple[int, int] | None) -> list[int] | None:

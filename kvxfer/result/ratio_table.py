@@ -24,11 +24,12 @@ FULL_AFTER_HITS = "full: active parameters without embedding for these, plus the
 SHARE = "(%) is the transfer's share of that row's prefill."
 MEASURED = (
     "steady: median of the later transfers.",
-    "cold: from start to the first confirmed transfer, median of the fresh starts.",
+    "cold: the first request of a pair of running engines (connect, keys, plan, transfer), median of the fresh starts.",
 )
 PREDICTED = (
     "from – to: with α, γ and β all at the same ends of their 95 % intervals.",
-    "held out: the model's median error on requests that it was not fitted on.",
+    "cold: the first request of a pair of running engines, set up as the rows beside the model were; from – to: as the",
+    "fastest and as the slowest of their starts.",
 )
 ITS_SHARE = "(%) is the share of that row's prefill, "
 
@@ -53,16 +54,22 @@ def _assumed(assumptions: Mapping[str, Any]) -> str:
         parameters = f", {assumptions['params'] / 1e9:.4g}e9 parameters ({assumptions['params_source']})"
     given = assumptions.get("kv_bytes_per_token")
     cache = "" if given is None else f", {given:,} B of KV cache per token (--kv-bytes-per-token)"
-    gpus, fixed_ms = assumptions["gpus"], assumptions.get("fixed_ms", 0)
-    fixed = f" and {fixed_ms:g} ms for each transfer besides" if fixed_ms else ""
-    if send_ms := assumptions.get("send_ms", 0):
-        fixed += f" ({send_ms:g} ms of it for each send of a pipelined one)"
+    gpus = assumptions["gpus"]
     return (
         f"Assumed, not measured: {counted(gpus, 'GPU')} for prefill at {assumptions['eff_tflops']:g} TFLOP/s"
         f"{' each' * (gpus > 1)}{parameters}{cache}, links at "
         f"{', '.join(f'{rate:g}' for rate in assumptions['link_gbit'])} Gb/s line rate"
-        f"{fixed}{_between_ranks(assumptions)}{_hits(assumptions)}"
+        f"{_beside_bytes(assumptions)}{_between_ranks(assumptions)}{_hits(assumptions)}"
     )
+
+
+def _beside_bytes(assumptions: Mapping[str, Any]) -> str:
+    """What a transfer is assumed to cost beside its bytes, by the names that a cost model has for it."""
+    fixed_ms, send_ms, gamma_us = (assumptions.get(name, 0) for name in ("fixed_ms", "send_ms", "gamma_us"))
+    if not fixed_ms and not gamma_us:
+        return " with α = γ = 0 (nothing for a transfer and its pieces besides)"
+    sends = f" ({send_ms:g} ms of it for each send of a pipelined one)" if send_ms else ""
+    return f" with α = {fixed_ms:g} ms for each transfer{sends} and γ = {gamma_us:g} µs for each piece besides"
 
 
 def _between_ranks(assumptions: Mapping[str, Any]) -> str:
@@ -132,7 +139,9 @@ def _print_measured(title: str, rows: Sequence[Row], console: Console) -> None:
     ]
     columns = [
         Column("steady p50\nms (%)", [_cell(entry["transfer_ms"], entry["percent"]) for _, entry in lines]),
-        Column("cold p50\nms (%)", [_cell(entry["cold_ms"], entry["cold_percent"]) for _, entry in lines]),
+        Column("cold p50\nms (%)", [_cold(entry) for _, entry in lines]),
+        Column("longest\ncold ms", [_time(entry, "cold_pair_longest_ms") for _, entry in lines]),
+        Column("cold ÷\nsteady", [_time(entry, "cold_pair_over_steady") for _, entry in lines]),
         Column("exposed p50\nms (%)", [_exposed(entry) for _, entry in lines]),
         Column("backend", [plain(entry.get("backend", "?")) for _, entry in lines], words=True),
         Column("op", [plain(entry.get("op", "?")) for _, entry in lines], words=True),
@@ -154,12 +163,13 @@ def _print_predicted(title: str, rows: Sequence[Row], console: Console) -> None:
         Column("basis", [row["basis"] for row, _ in lines], words=True),
     ]
     columns = [
-        Column("ms (%)", [_predicted(entry) for _, entry in lines]),
-        Column("from – to\nms", [_ends(entry) for _, entry in lines]),
-        Column("held out\n%", [figure(entry["held_out_percent"]) for _, entry in lines]),
+        Column("steady\nms (%)", [_predicted(entry) for _, entry in lines]),
+        Column("from – to\nms", [_ends(entry, "") for _, entry in lines]),
+        Column("cold\nms (%)", [_cold(entry) for _, entry in lines]),
+        Column("cold from –\nto, ms", [_ends(entry, "cold_pair_") for _, entry in lines]),
         Column("backend", [plain(entry["backend"]) for _, entry in lines], words=True),
         Column("op", [plain(entry["op"]) for _, entry in lines], words=True),
-        Column("scope", [_scope(entry) for _, entry in lines], words=True, share=3),
+        Column("scope", [_scope(entry) for _, entry in lines], words=True),
     ]
     ranges = [_range(row, entry) for row, entry in lines]
     print_table(title, keys, columns, console, [*PREDICTED, *dict.fromkeys(ranges)])
@@ -169,15 +179,21 @@ def _predicted(entry: Row) -> str:
     return "outside" if entry["transfer_ms"] is None else _cell(entry["transfer_ms"], entry["percent"])
 
 
-def _ends(entry: Row) -> str:
-    return NONE if entry["transfer_ms"] is None else f"{_number(entry['low_ms'])} – {_number(entry['high_ms'])}"
+def _ends(entry: Row, of: str) -> str:
+    if entry.get(f"{of}low_ms") is None:
+        return NONE
+    return f"{_number(entry[f'{of}low_ms'])} – {_number(entry[f'{of}high_ms'])}"
 
 
 def _range(row: Row, entry: Row) -> str:
-    """Where a cost model holds, and whose cache it was fitted on where that is another's."""
+    """Where a cost model holds, whose cache it was fitted on where that is another's, and how it did beside that."""
     whose = "" if entry["model"] == row["model"] else f" of {plain(entry['model'])}"
     fitted = told_requests(entry["valid"]["bytes"], entry["valid"]["descriptors"])
-    return f"{plain(entry['backend'])} {plain(entry['op'])}: fitted on {fitted}{whose}; nothing is predicted outside."
+    held_out, told = entry["held_out_percent"], ""
+    if held_out is not None:
+        told = f", and off by {figure(held_out)} % at the median on requests held out"
+    named = f"{plain(entry['backend'])} {plain(entry['op'])}"
+    return f"{named}: fitted on {fitted}{whose}{told}; nothing is predicted outside."
 
 
 def _ranks(entry: Row) -> str:
@@ -197,6 +213,17 @@ def _cell(milliseconds: float | None, percent: float | None) -> str:
     if milliseconds is None or percent is None:
         return "too few samples"
     return f"{_number(milliseconds)} ({_number(percent)}%)"
+
+
+def _cold(entry: Row) -> str:
+    """Of the first request of a pair, which results of an earlier kvxfer do not tell; none of what is not predicted."""
+    if entry.get("cold_pair_ms") is None:
+        return NONE if entry["transfer_ms"] is None else "not known"
+    return _cell(entry["cold_pair_ms"], entry["cold_pair_percent"])
+
+
+def _time(entry: Row, field: str) -> str:
+    return NONE if entry.get(field) is None else _number(entry[field])
 
 
 def _exposed(entry: Row) -> str:

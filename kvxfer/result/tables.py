@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from kvxfer.result.cold import cold_pair
 from kvxfer.result.cost_table import render_cost_models
 from kvxfer.result.printing import (
     NONE,
@@ -48,8 +49,10 @@ PHASES = {
     "prepare_ns": "prepare plans",
     "first_ns": "first transfer",
     "other_ns": "other",
-    "cold_ns": "cold: all of it",
+    "cold_ns": "from start: all of it",
 }
+
+COLD = "cold: connect … first"
 
 WARNINGS: dict[str, Callable[[Row], bool | None]] = {
     "not converged": lambda row: not row["converged"],
@@ -192,7 +195,7 @@ def _print_transfers(rows: Sequence[Row], keys: Sequence[Key], scope: str, conso
         _column(rows, "steady p50\nms ± 95 %", _median_with_interval),
         _column(rows, "steady\nGB/s", lambda row: figure(row["bandwidth_gbyte_s"])),
         _column(rows, "hand-over\np50 ms", lambda row: milliseconds(row["handover"]["p50_ns"])),
-        _column(rows, "cold p50\nms (longest)", lambda row: _median_and_longest(row["setup"]["cold_ns"])),
+        _column(rows, "cold p50\nms (longest)", lambda row: _median_and_longest(cold_pair(row["setup"]))),
         _column(rows, "CPU s/GiB\nP / D", _cpu),
         _column(rows, "p90\nms", lambda row: milliseconds(row["p90_ns"])),
         _column(rows, "p99\nms", lambda row: milliseconds(row["p99_ns"])),
@@ -209,7 +212,7 @@ def _print_setup(rows: Sequence[Row], keys: Sequence[Key], scope: str, console: 
     starts = f"{' or '.join(map(str, repeats))} fresh start{'s' * (repeats != [1])}"
     title = f"Setup in ms, median (longest) of {starts} ({scope})"
     columns = [Column(_label(row, keys, "\n"), _phase_cells(row["setup"])) for row in rows]
-    print_table(title, [Column("phase", list(PHASES.values()), words=True)], columns, console)
+    print_table(title, [Column("phase", [*PHASES.values(), COLD], words=True)], columns, console)
 
 
 def _print_references(
@@ -265,10 +268,11 @@ def _median_and_longest(phase: dict[str, Any]) -> str:
 
 
 def _phase_cells(setup: dict[str, Any]) -> list[str]:
-    """Median and longest of every phase, all with one decimal so that the column reads as a sum."""
-    longest = [_tenths(setup[phase]["max"]) for phase in PHASES]
+    """Median and longest of every phase, all with one decimal so that the column reads as a sum; cold below it."""
+    lines = [*(setup[phase] for phase in PHASES), cold_pair(setup)]
+    longest = [_tenths(line["max"]) for line in lines]
     width = max(map(len, longest))
-    return [f"{_tenths(setup[phase]['p50'])} ({most:>{width}})" for phase, most in zip(PHASES, longest, strict=True)]
+    return [f"{_tenths(line['p50'])} ({most:>{width}})" for line, most in zip(lines, longest, strict=True)]
 
 
 def _tenths(ns: int) -> str:
@@ -326,11 +330,13 @@ TERMS = {
     "counts what ranks replicate each time",
     "fragmentation": "how a request's blocks lie: 0 one after the other, 1 no two side by side",
     "hand-over": "from 'KV ready' on the prefill side to its hearing 'usable' from the decode side",
-    "cold": "from starting both processes to the first confirmed transfer, median (and longest) of the fresh starts",
+    "cold": "the first request of a pair of running engines: to connect, to exchange keys, to prepare its plan and the "
+    "first transfer; median (and longest) of the fresh starts",
+    "from start": "from starting both processes, which cold leaves out, to the first confirmed transfer",
     "CPU s/GiB": "CPU seconds that the prefill (P) and the decode (D) side spend per 2³⁰ bytes",
     "verified": "full: every byte of the first and last request, a mark in every piece of each; sample: some blocks",
     "carried by": "the transport really used, whatever was asked for",
-    "setup": "the phases of each start sum to its cold time; their medians need not",
+    "setup": "the phases of each start sum to its time from start; their medians need not",
     "bulk": "the same bytes over the same backend in one piece: what pieces cost is the difference",
     "memcpy": "one thread copying the same pieces within this host's memory",
     "not converged": "time was over before p50 was certain within 2 %; raise --max-seconds",

@@ -134,6 +134,7 @@ def test_the_ratio_follows_from_what_was_measured(measured: Done, row: dict[str,
         assert found["transfer_ms"] == pytest.approx(row["p50_ns"] / 1e6)
         assert found["cold_ms"] == pytest.approx(row["setup"]["cold_ns"]["p50"] / 1e6)
         assert found["percent"] == pytest.approx(100 * found["transfer_ms"] / entry["prefill_ms"])
+        assert found["cold_pair_ms"] == pytest.approx(row["cold_pair_ns"]["p50"] / 1e6)
         assert found["cold_percent"] == pytest.approx(100 * found["cold_ms"] / entry["prefill_ms"])
 
 

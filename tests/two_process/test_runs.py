@@ -65,7 +65,10 @@ def check_setup(row: dict[str, Any]) -> None:
         phases = [setup[f"{phase}_ns"]["samples"][repeat] for phase in PHASES]
         assert min(phases) >= 0
         assert sum(phases) == setup["cold_ns"]["samples"][repeat]
-    for phase in setup.values():
+    cold = row["cold_pair_ns"]
+    kept = [setup[f"{phase}_ns"]["samples"] for phase in ("connect", "exchange", "prepare", "first")]
+    assert cold["samples"] == [sum(each) for each in zip(*kept, strict=True)]
+    for phase in [*setup.values(), cold]:
         assert len(phase["samples"]) == repeats
         assert phase["max"] == max(phase["samples"])
         assert phase["p50"] == int(np.median(phase["samples"]))
@@ -87,6 +90,7 @@ def check_ratio(result: dict[str, Any]) -> None:
             assert (ratio["tokens"], ratio["dtype"], ratio["bytes"]) == (row["tokens"], row["dtype"], row["bytes"])
             assert measured["transfer_ms"] == row["p50_ns"] / 1e6
             assert measured["cold_ms"] == row["setup"]["cold_ns"]["p50"] / 1e6
+            assert measured["cold_pair_ms"] == pytest.approx(row["cold_pair_ns"]["p50"] / 1e6, abs=1e-6)
             assert measured["percent"] == pytest.approx(100 * measured["transfer_ms"] / ratio["prefill_ms"])
             assert measured["scope"] == row["scope"]
         for link in ratio["links"]:

@@ -6,6 +6,8 @@ from typing import Any
 
 from example_plan import example_plan
 
+from kvxfer.result.cold import cold_pair
+
 PHASES = ("library", "context", "allocate", "register", "connect", "exchange", "prepare", "first", "other")
 PHASE_NS = (1_200_000, 800_000, 310_000_000, 40_000, 2_100_000, 350_000, 9_000_000, 260_000_000, 61_000_000)
 
@@ -70,6 +72,10 @@ def example_result() -> dict[str, Any]:
                         "percent": 127.2,
                         "cold_ms": 1644.0,
                         "cold_percent": 229.4,
+                        "cold_pair_ms": 1271.5,
+                        "cold_pair_longest_ms": 1298.0,
+                        "cold_pair_percent": 177.4,
+                        "cold_pair_over_steady": 1.394,
                         "exposed_ms": None,
                         "exposed_percent": None,
                     }
@@ -219,6 +225,7 @@ def ok_row(tokens: int, p50_ns: int) -> dict[str, Any]:
         "handover": {"p50_ns": p50_ns + 180_000, "p90_ns": None, "p99_ns": None, "samples_ns": [p50_ns + 180_000] * 7},
         "control_rtt_ns": 95_000,
         "setup": setup(),
+        "cold_pair_ns": cold_pair(setup()),
         "cpu_s_per_gib": {"prefill": 0.31, "decode": 0.44},
         "verified": "full",
         "verified_bytes": 2 * moved,

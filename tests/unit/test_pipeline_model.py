@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvxfer.cache.leaving import Weight
+from kvxfer.cache.sends import send_ends
 from kvxfer.cost.measured import measured_rows
 from kvxfer.cost.pipeline import (
     Link,
@@ -32,7 +33,7 @@ LAYERS = st.lists(st.one_of(KEPT, st.just((0.0, 0.0))), min_size=1, max_size=40)
 def sends_of(layers: list[Weight], compute_ns: float, together: int) -> list[Ready]:
     parts = [layers[first : first + together] for first in range(0, len(layers), together)]
     weights = [(sum(size for size, _ in part), sum(pieces for _, pieces in part)) for part in parts]
-    return computed_sends([(compute_ns, weights)], len(layers), together)
+    return computed_sends([(compute_ns, weights)], send_ends([range(len(layers))], together))
 
 
 @given(LINKS, TIMES, LAYERS, st.data())
@@ -83,13 +84,13 @@ def test_a_slower_link_never_hides_more(
 
 def test_sends_weigh_what_their_layers_do_and_wait_for_them() -> None:
     """Seven layers, the fourth to sixth of which keep nothing: what has no bytes is not sent."""
-    sends = computed_sends([(7.0, [(300, 30), (0, 0), (90, 9)])], 7, 3)
+    sends = computed_sends([(7.0, [(300, 30), (0, 0), (90, 9)])], [3, 6, 7])
     assert [(send.at_ns, send.bytes, send.descriptors) for send in sends] == [(3, 300, 30), (7, 90, 9)]
 
 
 def test_chunks_by_hand() -> None:
     """Two layers, chunks of 6 and 2 ns: sends of one layer are ready after 3, 6, 7 and 8."""
-    sends = computed_sends([(6.0, [(300, 3), (290, 2)]), (2.0, [(100, 1), (0, 0)])], 2, 1)
+    sends = computed_sends([(6.0, [(300, 3), (290, 2)]), (2.0, [(100, 1), (0, 0)])], [1, 2])
     assert [(send.at_ns, send.bytes, send.descriptors) for send in sends] == [(3, 300, 3), (6, 290, 2), (7, 100, 1)]
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvxfer.cache.leaving import Leaves, Weight
-from kvxfer.cache.sends import Cut, sweep
+from kvxfer.cache.leaving import Departures, Leaves
+from kvxfer.cache.sends import Cut, send_ends, sweep
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.pipeline import Carrier, Link
 from kvxfer.cost.pipelined import Crossing, MeasuredLink, Pipelining
@@ -25,10 +25,9 @@ CARRIERS = st.one_of(LINKS, MEASURED)
 PROMPTS = st.lists(st.integers(1, 200_000), min_size=1, max_size=3)
 
 
-def crossing(carrier: Carrier, prompts: Sequence[int], token_bytes: int = 1000) -> Crossing:
+def crossing(carrier: Carrier, prompts: Sequence[int]) -> Crossing:
     return Crossing(
         carrier=carrier,
-        sizes=lambda tokens: tokens * token_bytes,
         prompts=prompts,
         median=prompts[0],
         p99=None,
@@ -36,18 +35,23 @@ def crossing(carrier: Carrier, prompts: Sequence[int], token_bytes: int = 1000) 
     )
 
 
-def pipelining(tokens_per_s: float, cut: Cut | None = None, layers: int = 32, **changes: float) -> Pipelining:
+def pipelining(
+    tokens_per_s: float, cut: Cut | None = None, layers: int = 32, token_bytes: int = 1000, **changes: float
+) -> Pipelining:
     assumptions = replace(Assumptions(), **changes)
-    return Pipelining(cut, [1], layers, 16, PrefillRate(tokens_per_s), assumptions, alike(layers))
+    leaves = alike(layers, token_bytes)
+    return Pipelining(cut, [1], layers, 16, PrefillRate(tokens_per_s), assumptions, leaves)
 
 
-def alike(layers: int) -> Leaves:
-    """A byte of each token in each layer, in pieces of 16 tokens."""
+def alike(layers: int, token_bytes: int = 1000) -> Leaves:
+    """So many bytes of each token, as many in each layer, in pieces of 16 tokens, over one link."""
 
-    def leaves(tokens: int, ends: Sequence[float], together: int) -> list[list[Weight]]:
-        parts = [min(together, layers - first) for first in range(0, layers, together)]
+    def leaves(tokens: int, ends: Sequence[float], together: int) -> Departures:
+        after = send_ends([range(layers)], together)
+        parts = [end - begin for begin, end in pairwise([0, *after])]
         lengths = [end - begin for begin, end in pairwise([0, *ends])]
-        return [[(length * part, length / 16 * part) for part in parts] for length in lengths]
+        weights = [[(length * part * token_bytes / layers, length / 16 * part) for part in parts] for length in lengths]
+        return Departures(after, [weights])
 
     return leaves
 
@@ -100,19 +104,10 @@ def test_break_even_is_where_the_cut_stops_losing(tokens_per_s: float, occupancy
     assert found == 16 or before[0] > before[1]
 
 
-def test_where_ranks_have_links_of_their_own_the_busiest_one_s_bytes_are_spread_as_all_are() -> None:
-    """Half of the bytes on its link: half of the last layer's are left."""
-    link = Link(0, 0, 1.0)
-    whole, half = (
-        pipelining(1000 / 0.032, Cut(1)).of(crossing(link, [1000], token_bytes=size)).prompts[0] for size in (32, 16)
-    )
-    assert (half.serial_ms, half.exposed_ms) == pytest.approx((whole.serial_ms / 2, whole.exposed_ms / 2))
-
-
 def test_serial_has_no_break_even_and_where_nothing_moves_nothing_is_exposed() -> None:
     link = Link(1e6, 1e6, 1.0)
     assert pipelining(1000, Cut(32)).of(crossing(link, [100])).break_even_tokens is None
-    (nothing,) = pipelining(1000, Cut(1)).of(crossing(link, [100], token_bytes=0)).prompts
+    (nothing,) = pipelining(1000, Cut(1), token_bytes=0).of(crossing(link, [100])).prompts
     assert (nothing.serial_ms, nothing.exposed_ms) == (0, 0)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.load import Load
-from kvxfer.cost.measured import Measured
+from kvxfer.cost.measured import Measured, PairStart
 from kvxfer.cost.pools import Cluster, make_cluster, pools_of
 from kvxfer.cost.prefill_source import PrefillRate
 from kvxfer.cost.split import PathCost, Traffic, line_rate_paths, path_cost, paths_between_hosts
@@ -94,7 +94,10 @@ def paths_of(load: Load, assumptions: Assumptions, instances: int | None = 1) ->
 
 
 def traffic_of(load: Load, assumptions: Assumptions = NONE_CACHED, instances: int | None = 1) -> Traffic:
-    return Traffic("bf16", moved, lambda tokens: tokens, (), load, A_TOKEN_A_MS, assumptions, instances)
+    def on_links(tokens: int) -> list[tuple[int, int]]:
+        return [(moved(tokens), tokens)]
+
+    return Traffic("bf16", moved, lambda tokens: tokens, on_links, (), load, A_TOKEN_A_MS, assumptions, instances)
 
 
 def test_line_rates_by_hand() -> None:
@@ -111,6 +114,8 @@ def test_what_is_fixed_is_in_every_transfer() -> None:
     (path,) = paths_of(Load([100], "here"), Assumptions(link_gbit=(1.0,), fixed_ms=50))
     assert path.percent == pytest.approx(150)
     assert path.busy is None
+    (path,) = paths_of(Load([100], "here"), Assumptions(link_gbit=(1.0,), fixed_ms=50, gamma_us=500))
+    assert path.percent == pytest.approx(200)  # a piece a token
 
 
 def moved(tokens: int) -> int:
@@ -131,7 +136,7 @@ def cost_of(rows: list[Measured], load: Load) -> PathCost | None:
 
 def test_what_was_measured_between_two_hosts_is_a_path() -> None:
     """100 ms for 500 tokens and 300 for 1,000: 140 for 600, beside a prefill of 600 ms."""
-    rows = [row(1000, 300, of="long", first_ms=392), row(500, 100, first_ms=900)]
+    rows = [row(1000, 300, of="long", starts=(PairStart(30, 50, 312),)), row(500, 100, starts=(PairStart(0, 0, 900),))]
     cost = cost_of(rows, Load([600], "here", rate=10))
     assert cost is not None
     assert cost.path == "tcp push, measured at 500 … 1,000 tokens"

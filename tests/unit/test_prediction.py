@@ -11,6 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from kvxfer.cache.sends import send_ends
 from kvxfer.cost.pipeline import computed_sends, exposed_ns, fit_link
 from kvxfer.result.file import read_result, schema
 
@@ -57,7 +58,8 @@ def test_figures_follow_from_the_samples(path: Path) -> None:
             compute_ns = float(compute["layer_ns"] * layers)
             parts = [min(together, layers - first) for first in range(0, layers, together)]
             weights = [(row["bytes"] * part / layers, 0.0) for part in parts]
-            predicted = exposed_ns(computed_sends([(compute_ns, weights)], layers, together), link, compute_ns)
+            after = send_ends([range(layers)], together)
+            predicted = exposed_ns(computed_sends([(compute_ns, weights)], after), link, compute_ns)
             assert cut["predicted_exposed_ns"] == pytest.approx(predicted, rel=1e-4, abs=1000)
 
 

@@ -15,6 +15,7 @@ from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.ratio import ratio_rows
 from kvxfer.model.dtypes import BF16
 from kvxfer.model.presets import load_model
+from kvxfer.result.cold import cold_pair
 from kvxfer.result.printing import Column, counted, print_pairs, print_table
 from kvxfer.result.ratio_table import render_ratio
 from kvxfer.result.tables import render
@@ -54,7 +55,7 @@ def test_there_is_no_such_sentence_where_nothing_moved() -> None:
 
 def test_cold_is_told_with_its_longest_start() -> None:
     result = example_result()
-    cold = result["results"][0]["setup"]["cold_ns"]
+    cold = cold_pair(result["results"][0]["setup"])
     text = " ".join(bench_printed(result).split())
     assert f"{cold['p50'] / 1e6:.0f} ({cold['max'] / 1e6:.0f})" in text
     assert "of 5 fresh starts" in text

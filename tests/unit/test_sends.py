@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvxfer.cache.layout import Ranks
 from kvxfer.cache.leaving import Leaving
 from kvxfer.cache.plan import Segment, TransferPlan, transfer_plan
-from kvxfer.cache.sends import Cut, chunk_ends, chunk_lengths, sends, sweep
+from kvxfer.cache.sends import Cut, chunk_ends, chunk_lengths, send_ends, sends, sweep
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.errors import UsageError
 from kvxfer.measure.request import Row, tables
@@ -95,7 +95,8 @@ def test_a_send_weighs_what_its_descriptors_do(
                 pieces += starts[number + 1] - starts[number]
         moved[send.ready_after] = size, pieces
     ends = [row.blocks] if cut.chunk_tokens is None else row.chunk_ends(cut.chunk_tokens)
-    weights = Leaving(row.pairs, row.layers, len(row.spec.limits)).sends(ends, fragmentation, cut.layers)
+    after = send_ends([range(row.layers)], cut.layers)
+    weights = Leaving(row.pairs, row.layers, len(row.spec.limits)).sends(ends, fragmentation, after)
     assert moved == {
         chunk * row.layers + min((part + 1) * cut.layers, row.layers): weight
         for chunk, parts in enumerate(weights)

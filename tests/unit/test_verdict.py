@@ -130,7 +130,7 @@ def test_nothing_holds_and_something_is_open() -> None:
 def test_an_answer_on_an_assumption_says_what_settles_it() -> None:
     decision = decide(changed(assumed=frozenset({PREFILL}), path=path(200, 15)))
     assert any("--prefill-csv" in settled for settled in decision.settled_by)
-    assert any("kvxfer bench --peer" in settled for settled in decision.settled_by)
+    assert any("kvxfer bench --fit --peer" in settled for settled in decision.settled_by)
     measured = decide(changed(path=path(200, 15, measured=True)))
     assert (measured.by, measured.settled_by) == ("fast links", [])
     assert decide(changed(assumed=frozenset({PREFILL}), objective="throughput")).settled_by == []

@@ -1,0 +1,66 @@
+"""What a line rate says nothing of: α of a transfer, γ of its pieces; what is assumed of them, and what they may add.
+
+Fits of backends that cross a network tell it, those of the measured result or else kvxfer's own of tcp, and beside them
+what is reported of an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvxfer.cost.assumptions import Assumptions
+from kvxfer.cost.fitted import Fitted
+from kvxfer.cost.priors import TCP_ALPHA_US, TCP_FIT, TCP_GAMMA_US, USUAL_POSTING_US
+
+WITHIN_ONE_HOST = ("shm", "cma", "null")
+"""Backends of memory: what a piece costs there says nothing of a network's."""
+
+SETTLED_BY = "kvxfer bench --fit --peer between the two hosts measures both"
+BESIDES = "a routing hop, allocation at decode, posting"
+
+
+def line_rate_notices(assumptions: Assumptions, tokens: int, pieces: float, fitted: Sequence[Fitted]) -> list[str]:
+    """Sentences about α and γ of the line rates; `pieces` are those that one rank posts of that many tokens."""
+    alpha_ms, gamma_us = assumptions.fixed_ms, assumptions.gamma_us
+    assumed = (
+        f"α = {alpha_ms:g} ms for a transfer (--fixed-ms) and γ = {gamma_us:g} µs for each of its pieces (--gamma-us)"
+    )
+    notices = [f"assumed of every line rate: {assumed}, before its bytes go; {SETTLED_BY}"]
+    if not alpha_ms:
+        notices.append(
+            f"costs of a request beside its bytes ({BESIDES}) are in no line rate: they dominate short prompts; "
+            "--fixed-ms"
+        )
+    if (alpha_ms and gamma_us) or not pieces:
+        return notices
+    low_us, high_us = USUAL_POSTING_US
+    shown = [_added(*one, pieces) for one in _fits(fitted)]
+    shown.append(
+        f"{_ms(low_us * pieces / 1e3)} … {_ms(high_us * pieces / 1e3)} ms for the pieces alone where each takes "
+        f"{low_us:g} … {high_us:g} µs, as is reported of vLLM with NIXL"
+    )
+    notices.append(f"α and γ may add to {tokens:,} tokens in {pieces:,.0f} pieces: {'; '.join(shown)}")
+    return notices
+
+
+def _fits(fitted: Sequence[Fitted]) -> list[tuple[float, float, str]]:
+    """α and γ in µs, and whose they are: of the result's fits over a network's stack, or else of kvxfer's own."""
+    found = [
+        (
+            one.fitted.alpha_ns / 1e3,
+            one.fitted.gamma_ns / 1e3,
+            f"the measured fit of {one.backend} {one.op} ({one.scope})",
+        )
+        for one in fitted
+        if one.backend not in WITHIN_ONE_HOST
+    ]
+    return found or [(TCP_ALPHA_US, TCP_GAMMA_US, TCP_FIT)]
+
+
+def _added(alpha_us: float, gamma_us: float, whose: str, pieces: float) -> str:
+    added_ms = (alpha_us + gamma_us * pieces) / 1e3
+    return f"{_ms(added_ms)} ms by {whose} (α {alpha_us:.3g} µs, γ {gamma_us:.2g} µs)"
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:,.3g}"
