@@ -93,6 +93,9 @@ def shares(shape: ModelShape, fewest: int = 1) -> list[Share]:
 
     Raises UsageError when a layer is of a kind that is not computed here, or does not divide even so often.
     """
+    for kind in shape.layer_kinds:
+        if not _is_computed(kind):
+            raise _not_computed(shape, f"it has layers with {kind.label}")
     kinds = list(zip(shape.layer_kinds, shape.mlps, strict=False))
     if shape.mtp_layers or not shape.layers == len(shape.layer_kinds) == len(shape.mlps):
         raise _not_computed(shape, "its MLPs are of no kind that is known here")
@@ -103,6 +106,12 @@ def shares(shape: ModelShape, fewest: int = 1) -> list[Share]:
     if not found:
         raise _not_computed(shape, f"its heads and experts do not divide over {fewest} devices")
     return found
+
+
+def _is_computed(kind: LayerKind) -> bool:
+    if isinstance(kind, State):
+        return kind.recurrence is not None
+    return isinstance(kind, (FullAttention, Latent, NoCache))
 
 
 def _shares(shape: ModelShape, layers: list[tuple[LayerKind, Mlp]], fewest: int) -> Iterator[Share]:
@@ -133,8 +142,6 @@ def _widths(shape: ModelShape, kind: LayerKind, mlp: Mlp, devices: int) -> Width
         attention = _attention(shape, kind, devices)
     elif isinstance(kind, State) and kind.recurrence:
         recurrence = _recurrence(kind.recurrence, devices)
-    elif not isinstance(kind, NoCache):
-        raise _not_computed(shape, f"it has layers with {kind.label}")
     own_experts = _part(mlp.experts, devices)
     mlp = replace(mlp, columns=_part(mlp.columns, devices))
     return Widths(shape.hidden_size, attention, recurrence, mlp, own_experts)

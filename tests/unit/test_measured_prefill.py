@@ -21,8 +21,9 @@ from kvxfer.measure.forward import room
 from kvxfer.measure.layers import Layers, LayerTimes
 from kvxfer.measure.prefill import ON_A_CPU, Computed, computing, measure_prefill, prefill_here
 from kvxfer.model import mlp
-from kvxfer.model.layers import Latent, SlidingWindow
-from kvxfer.model.mlp import Mlp
+from kvxfer.model.families.mamba2 import Mamba2
+from kvxfer.model.layers import Latent, NoCache, SlidingWindow
+from kvxfer.model.mlp import NO_MLP, Mlp
 from kvxfer.model.recurrence import GATED_DELTA, MAMBA2, Recurrence
 from kvxfer.model.shape import ModelShape
 from kvxfer.model.widths import Attention, Widths, shares
@@ -379,6 +380,21 @@ def test_a_prefill_is_measured_of_each_length() -> None:
     assert not source.covers(9)
     with pytest.raises(UsageError, match="the prefill of 9 tokens was not measured here"):
         source.between_ms(0, 9)
+
+
+def test_what_engines_have_kernels_of_their_own_for_is_said_and_counted() -> None:
+    mamba = Mamba2(heads=4, head_dim=16, groups=2, state=8, kernel=4).layer(2, 4)
+    indexed = Latent(32, 8, 24, 16, index_head_dim=128, index_heads=2, index_topk=5)
+    shape = replace(MIXED, layer_kinds=(mamba, indexed, NoCache()), mlps=(NO_MLP, Mlp(96), Mlp(96, gated=False)))
+    (found,) = measure_prefill(shape, [16], Assumptions(), lambda _: None)
+    told = ", Mamba-2 and the indexer in plain torch operations, not an engine's fused kernel; a CPU's time"
+    assert told in found.source
+    assert [len(samples) for samples in found.times.samples_ns] == [measured_layers.SAMPLES] * 3
+    chosen = 5**2 / 2 + 11 * 5
+    work = 4 * 4 * 16 * 8 * 16 + 2 * 4 * (24 + 16) * chosen + 2 * 2 * 128 * 16**2 / 2
+    assert found.flop == linear_flop(50_000, 16) + work
+    (plain, *_) = shares(MIXED)
+    assert "plain torch" not in Computed(MIXED, plain, found.times, 16).source
 
 
 @pytest.fixture

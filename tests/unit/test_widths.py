@@ -212,8 +212,8 @@ def test_what_is_not_computed_is_refused(model: str, fewest: int, says: str) -> 
 
 def test_kinds_that_are_not_known_are_refused() -> None:
     (state,) = {kind for kind in load_model("qwen3-next-80b-a3b").layer_kinds if isinstance(kind, State)}
-    mlps = (Mlp(64),)
-    for kind in (replace(state, recurrence=None), AttentionAndState(FullAttention(2, 8, 8), state)):
+    beside = AttentionAndState(FullAttention(2, 8, 8), state)  # as Zamba2 has it, with MLPs that layers share
+    for kind, mlps in ((replace(state, recurrence=None), (Mlp(64),)), (beside, ())):
         shape = ModelShape("odd", "odd", 1, 64, 4, 2, 8, 8, layer_kinds=(kind,), mlps=mlps)
         with pytest.raises(UsageError, match=r"the layers of odd cannot be computed here: it has layers with .*state"):
             shares(shape)
