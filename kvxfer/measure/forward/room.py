@@ -19,7 +19,7 @@ def elements(widths: Widths, tokens: int, on_gpu: bool) -> int:
     count = widths.params + tokens * wide
     if widths.attention:
         count += _attention(widths.attention, tokens, on_gpu)
-    return count + _recurrence(widths.recurrence, tokens) if widths.recurrence else count
+    return count + _recurrence(widths.recurrence, tokens, on_gpu) if widths.recurrence else count
 
 
 def _attention(w: Attention, tokens: int, on_gpu: bool) -> int:
@@ -34,8 +34,10 @@ def _attention(w: Attention, tokens: int, on_gpu: bool) -> int:
     return count + tokens * made + min(tokens, CHOOSING) * (scored + followed)
 
 
-def _recurrence(w: Recurrence, tokens: int) -> int:
+def _recurrence(w: Recurrence, tokens: int, on_gpu: bool) -> int:
     """Decays, states and what is solved for are in float32, which is two elements of a GPU's format."""
-    span = min(tokens, SPANS[w.rule])
-    within = w.heads * (8 * span + 8 * (w.head_dim + w.key_dim))
-    return 6 * w.state_elements + tokens * (3 * w.made + within)
+    float32, span = 2 if on_gpu else 1, min(tokens, SPANS[w.rule])
+    a_head = 4 * float32 * span + 5 * w.head_dim
+    if w.rule == GATED_DELTA:
+        a_head += float32 * (2 * span + 4 * (w.head_dim + w.key_dim))
+    return 3 * float32 * w.state_elements + tokens * (3 * w.made + w.heads * a_head)
