@@ -61,6 +61,8 @@ class Layers:
             raise UnavailableError(NO_TORCH) from error
         if not candidates or not all(1 <= len(kinds) <= MOST_KINDS for kinds in candidates):
             raise UsageError(f"layers are of 1 to {MOST_KINDS} kinds")
+        if any(len({widths.hidden for widths in kinds}) > 1 for kinds in candidates):
+            raise UsageError("layers of one model are all as wide")
         for widths in (one for kinds in candidates for one in kinds):
             _require_sensible(widths, tokens)
         on_gpu = torch.cuda.is_available()
@@ -178,6 +180,8 @@ def _require_attention(w: Attention) -> None:
         raise UsageError(f"{w.heads} query heads do not divide over {w.kv_heads} KV heads")
     if (w.rank and not 0 < w.rope < w.head_dim_k) or (w.window and w.chunk):
         raise UsageError("a latent has a rotary part smaller than its heads, and a layer a window or chunks, not both")
+    if w.output_gate and (w.rank or w.head_dim_k != w.head_dim_v):
+        raise UsageError("an output gate is made as queries are, and is as wide as what K and V of heads give")
     indexer = w.index_heads, w.index_head_dim, w.index_topk
     if any(indexer) and not (all(indexer) and w.rank):
         raise UsageError("an indexer chooses among latents, and has heads, their size and a number to choose")

@@ -329,6 +329,8 @@ def test_all_layers_of_all_chunks_are_computed_until_nobody_wants_them() -> None
             UsageError,
             "a Mamba-2 or a gated delta",
         ),
+        (Widths(64, replace(LATENT, output_gate=True)), 24, ROOM, UsageError, "an output gate is made as queries are"),
+        (Widths(64, replace(HEADS, head_dim_v=8, output_gate=True)), 24, ROOM, UsageError, "an output gate is made as"),
         (Widths(64, HEADS, DELTA_NET), 24, ROOM, UsageError, "a layer has attention or a recurrence"),
         (Widths(64, recurrence=replace(DELTA_NET, heads=5)), 24, ROOM, UsageError, "5 heads do not divide over 2 key"),
         (Widths(64, recurrence=replace(DELTA_NET, kernel=0)), 24, ROOM, UsageError, "widths of a layer are from 1"),
@@ -339,6 +341,11 @@ def test_what_is_beyond_the_budget_is_refused(
 ) -> None:
     with pytest.raises(error, match=says):
         Layers([[widths]], tokens, room)
+
+
+def test_kinds_of_different_widths_are_refused() -> None:
+    with pytest.raises(UsageError, match="layers of one model are all as wide"):
+        Layers([[SMALL, Widths(32, mlp=Mlp(96))]], TOKENS, ROOM)
 
 
 def test_the_first_share_that_fits_is_built() -> None:
