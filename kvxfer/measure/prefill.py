@@ -52,8 +52,18 @@ class Computed:
         part = ""
         if self.share.devices > 1:
             part = f", 1/{self.share.devices} of each as on each of {self.share.devices} devices that exchange nothing"
-        told = f"{self.times.how}, real layers of random weights{of}{part}"
+        told = f"{self.times.how}, real layers of random weights{of}{part}{self._plainly}"
         return told if self.times.on_gpu else f"{told}; {ON_A_CPU}"
+
+    @property
+    def _plainly(self) -> str:
+        """What of it engines have kernels of their own for, other than attention, in words."""
+        kinds = self.share.kinds
+        named = [one.recurrence.rule for one in kinds if one.recurrence]
+        named += ["the indexer" for one in kinds if one.attention and one.attention.index_heads]
+        if not named:
+            return ""
+        return f", {' and '.join(dict.fromkeys(named))} in plain torch operations, not an engine's fused kernel"
 
     def as_record(self) -> dict[str, Any]:
         """What a result says of real layers, wherever they are in it."""

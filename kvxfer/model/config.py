@@ -97,6 +97,7 @@ def shape_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
         mtp_kinds=(reading.mtp,) * _mtp_layers(fields) if reading.mtp else (),
         mlps=parameters.mlps if parameters else (),
         query_rank=fields.count("q_lora_rank"),
+        output_gate=parameters is not None and parameters.output_gate,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import DType
+from kvxfer.model.recurrence import GATED_DELTA, Recurrence
 
 PACKED_LATENT = (512, 64)
 """Rank and rotary elements of the one latent that the packed formats (fp8_ds_mla, nvfp4_ds_mla) are made for."""
@@ -216,11 +217,12 @@ class State(LayerKind):
     page, the channels of the convolution first ([channel, input], which its NIXL connector asks for), and that
     connector moves every part by a descriptor of its own, between equal numbers of ranks too: three for the convolution
     and one for the recurrent state (vllm/model_executor/layers/mamba/mamba_utils.py, and ssm_conv_transfer_utils.py
-    beside the NIXL connector).
+    beside the NIXL connector). `recurrence` is what a layer computes with it, None where that is not known.
     """
 
     convolution: tuple[StatePart, ...]
     recurrent: StatePart
+    recurrence: Recurrence | None = None
 
     @property
     def parts(self) -> tuple[StatePart, ...]:
@@ -259,6 +261,7 @@ def gated_delta_state(
             StatePart("convolution v", v_heads, v_dim * inputs, conv_bytes),
         ),
         StatePart("recurrent", v_heads, v_dim * k_dim, ssm_bytes),
+        Recurrence(GATED_DELTA, k_heads, k_dim, v_heads, v_dim, kernel),
     )
 
 

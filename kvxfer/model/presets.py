@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,17 @@ def _shape(name: str) -> ModelShape:
         layer_kinds=kinds,
         naive_head_dim=preset["head_dim"],
         mtp_kinds=(_kind(preset["kinds"][preset["mtp"]]),) if "mtp" in preset else (),
-        mlps=tuple(mlp for count, *widths in preset["mlps"] for mlp in (Mlp(*widths),) * count),
+        mlps=_mlps(preset),
         query_rank=preset.get("query_rank", 0),
+        output_gate=preset.get("output_gate", False),
+    )
+
+
+def _mlps(preset: Mapping[str, Any]) -> tuple[Mlp, ...]:
+    """The layers' in order: how many of one kind, and its widths."""
+    activation = preset.get("activation", "silu")
+    return tuple(
+        mlp for count, *widths in preset["mlps"] for mlp in (replace(Mlp(*widths), activation=activation),) * count
     )
 
 

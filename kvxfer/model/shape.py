@@ -31,7 +31,7 @@ class ModelShape:
     the input embedding table plus the output head (once if tied): the tables that do no work per prompt token in
     prefill, since the first is a lookup and the second runs for the last token only. Both other counts include them.
     mlps are those of the layers in order, none where they are not all known; query_rank is the latent that MLA's
-    queries are made of (0: there is none).
+    queries are made of (0: there is none); with output_gate, attention's queries make a gate of its output beside them.
     notices are sentences a reader of any figure of this model should see.
     """
 
@@ -53,6 +53,7 @@ class ModelShape:
     mtp_layers: int = 0
     mlps: tuple[Mlp, ...] = ()
     query_rank: int = 0
+    output_gate: bool = False
 
     def __post_init__(self) -> None:
         if not self.layer_kinds:

@@ -42,6 +42,7 @@ TEXTS = {
     "Described.lanes": "shown and written into the result",
     "Hello.version": "shown",
     "LayersBuilt.how": "shown and written into the result",
+    "Mlp.activation": "one of those that are known, or refused",
     "Open.address": "where the data port listens; a server puts its own in its place",
     "Open.backend": "looked up in the registry",
     "Open.options": "numbers by name; a backend refuses those it does not know",
@@ -52,6 +53,7 @@ TEXTS = {
     "Pipeline.compute": "timed, spin or layers",
     "Pipeline.op": "push or pull",
     "Pipeline.sends": "all, first or none",
+    "Recurrence.rule": "one of those that are known, or refused",
     "Run.op": "push or pull",
     "Verified.where": "shown",
     "Welcome.backends": "compared",
@@ -122,7 +124,7 @@ def test_no_message_holds_a_path_or_a_command() -> None:
 def test_what_comes_as_text_opens_nothing() -> None:
     """No module that has to do with messages opens a file whose name is not its own."""
     for folder in ("control", "measure"):
-        for path in sorted((PACKAGE / folder).glob("*.py")):
+        for path in sorted((PACKAGE / folder).rglob("*.py")):
             for name, call in calls(path):
                 if name.split(".")[-1] in ("open", "read_text", "read_bytes", "write_text", "write_bytes", "unlink"):
                     where = f"{folder}/{path.name}"

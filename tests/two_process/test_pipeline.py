@@ -18,9 +18,12 @@ TINY_DEEPSEEK = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "first_k_dense_replace": 1,
     "hidden_size": 64,
+    "index_head_dim": 128,
+    "index_n_heads": 4,
+    "index_topk": 32,
     "intermediate_size": 64,
     "kv_lora_rank": 16,
-    "model_type": "deepseek_v3",
+    "model_type": "deepseek_v32",
     "moe_intermediate_size": 32,
     "n_routed_experts": 8,
     "n_shared_experts": 1,
@@ -117,7 +120,7 @@ def test_real_layers_and_a_prefill_of_them_beside(place: Place) -> None:
 
 
 def test_experts_and_latents_are_computed_too(place: Place, tmp_path: Path) -> None:
-    """A tiny DeepSeek: a dense layer, then mixtures; a rank's share of each."""
+    """A tiny DeepSeek-V3.2: a dense layer, then mixtures, and an indexer in each; a rank's share of each."""
     pytest.importorskip("torch")
     model = tmp_path / "config.json"
     model.write_text(json.dumps(TINY_DEEPSEEK))
@@ -127,14 +130,18 @@ def test_experts_and_latents_are_computed_too(place: Place, tmp_path: Path) -> N
     compute, (prefill,) = row["pipeline"]["compute"], result["prefill"]
     for found in (compute, prefill):
         assert [(kind["layers"], kind["what"]) for kind in found["kinds"]] == [
-            (1, "MLA latent of 16 + 8; MLP of 64"),
-            (2, "MLA latent of 16 + 8; 8 experts of 32, 2 per token beside an MLP of 32"),
+            (1, "MLA latent of 16 + 8, indexer key of 128; MLP of 64"),
+            (2, "MLA latent of 16 + 8, indexer key of 128; 8 experts of 32, 2 per token beside an MLP of 32"),
         ]
         assert found["devices"] == 2
+    assert "the indexer in plain torch operations" in prefill["source"]
 
 
-def test_what_cannot_be_computed_is_refused_before_anything_moves(place: Place) -> None:
-    place.bench("--model", "qwen3-next-80b-a3b", "--measure-prefill").failed(2, "cannot be computed here")
+def test_what_cannot_be_computed_is_refused_before_anything_moves(place: Place, tmp_path: Path) -> None:
+    model = tmp_path / "config.json"
+    model.write_text(json.dumps(TINY_DEEPSEEK | {"hidden_act": "xielu"}))
+    told = "cannot be computed here: the activation of its MLPs is 'xielu'"
+    place.bench("--model", str(model), "--measure-prefill").failed(2, told)
     given = ["--kv-bytes-per-token", "4096", "--model", "deepseek-v3", "--with-mtp", "--measure-prefill"]
     place.bench(*given).failed(2, "cannot be computed here")
     pytest.importorskip("torch")
@@ -205,7 +212,7 @@ def test_the_table_names_the_best(place: Place) -> None:
     [
         (["--pipeline", "4"], "give off, sweep, all, or layers per send from 1 to 3"),
         (["--pipeline", "1", "--compute", "gpu"], "--compute 'gpu' is not known"),
-        (["--pipeline", "1", "--compute", "layers", "--model", "deepseek-v3.2"], "cannot be computed here"),
+        (["--pipeline", "1", "--compute", "layers", "--model", "deepseek-v3", "--with-mtp"], "cannot be computed here"),
         (["--pipeline", "1", "--inflight", "2"], "--pipeline measures one request at a time"),
     ],
 )

@@ -150,8 +150,17 @@ def test_the_search_for_circles_finds_one() -> None:
 
 
 def test_torch_is_imported_where_a_tensor_is_asked_for() -> None:
-    places = {(importer, late) for importer, target, late in imports() if target.split(".")[0] == "torch"}
+    """The parts of a forward pass are of torch; who builds one imports them late."""
+    forward = "kvxfer.measure.forward."
+    of_torch = {importer for importer, target, _ in imports() if target.startswith("torch") and forward in importer}
+    places = {
+        (importer, late)
+        for importer, target, late in imports()
+        if (target.split(".")[0] == "torch" or target in of_torch) and forward not in importer
+    }
     assert places == {("kvxfer.cache.pool", True), ("kvxfer.measure.layers", True)}
+    assert forward + "recurrent" in of_torch
+    assert forward + "room" not in of_torch
 
 
 @pytest.mark.parametrize(

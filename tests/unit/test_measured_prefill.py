@@ -17,26 +17,52 @@ from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.prefill import attention_flop, linear_flop
 from kvxfer.errors import UnavailableError, UsageError
 from kvxfer.measure import layers as measured_layers
+from kvxfer.measure.forward import room
 from kvxfer.measure.layers import Layers, LayerTimes
 from kvxfer.measure.prefill import ON_A_CPU, Computed, computing, measure_prefill, prefill_here
-from kvxfer.model.layers import Latent, SlidingWindow
-from kvxfer.model.mlp import Mlp
+from kvxfer.model import mlp
+from kvxfer.model.families.mamba2 import Mamba2
+from kvxfer.model.layers import Latent, NoCache, SlidingWindow
+from kvxfer.model.mlp import NO_MLP, Mlp
+from kvxfer.model.recurrence import GATED_DELTA, MAMBA2, Recurrence
 from kvxfer.model.shape import ModelShape
-from kvxfer.model.widths import Widths, shares
+from kvxfer.model.widths import Attention, Widths, shares
 from kvxfer.result.file import schema
 
 torch = pytest.importorskip("torch")
 
-SMALL = Widths(hidden=64, heads=4, kv_heads=2, head_dim_k=16, head_dim_v=16, columns=96)
-LATENT = Widths(64, 4, 4, 24, 16, columns=96, rank=32, rope=8, query_rank=40)
-EXPERTS = replace(SMALL, columns=32, experts=8, own_experts=8, per_token=2, expert_columns=48)
-KINDS = {
-    "full": SMALL,
-    "windows": replace(SMALL, window=5),
-    "chunks": replace(SMALL, chunk=7),
+from kvxfer.measure.forward import attention  # noqa: E402
+from kvxfer.measure.forward.making import normed  # noqa: E402
+from kvxfer.measure.forward.mlp import ACTIVATIONS  # noqa: E402
+
+HEADS = Attention(heads=4, kv_heads=2, head_dim_k=16, head_dim_v=16)
+LATENT = Attention(4, 4, 24, 16, rank=32, rope=8, query_rank=40)
+INDEXER = replace(LATENT, index_heads=16, index_head_dim=16, index_topk=5)
+SMALL = Widths(64, HEADS, mlp=Mlp(96))
+EXPERTS = Widths(64, HEADS, mlp=Mlp(32, 8, 2, 48), own_experts=8)
+ATTENTION = {
+    "full": HEADS,
+    "output gate": replace(HEADS, output_gate=True),
+    "windows": replace(HEADS, window=5),
+    "chunks": replace(HEADS, chunk=7),
     "latent": LATENT,
     "latent, queries of the input": replace(LATENT, query_rank=0),
+}
+RECURRENCES = {
+    "Mamba-2": Recurrence(MAMBA2, 2, 8, 4, 16, 4),
+    "gated delta net": Recurrence(GATED_DELTA, 2, 8, 4, 16, 4),
+}
+DELTA_NET = RECURRENCES["gated delta net"]
+SEEING_ALL_BEFORE = {
+    **{name: Widths(64, heads, mlp=Mlp(96)) for name, heads in ATTENTION.items()},
+    **{name: Widths(64, recurrence=recurrence) for name, recurrence in RECURRENCES.items()},
     "experts": EXPERTS,
+}
+KINDS = {
+    **SEEING_ALL_BEFORE,
+    "indexer": Widths(64, INDEXER, mlp=Mlp(96)),
+    "no gate": Widths(64, mlp=Mlp(96, gated=False, activation="relu2")),
+    "experts of a latent": Widths(64, mlp=Mlp(32, 8, 2, 48, 24, gated=False, activation="relu2"), own_experts=8),
 }
 TOKENS = 24
 ROOM = 1 << 30
@@ -85,14 +111,15 @@ def test_chunks_compute_what_the_whole_prompt_does(kind: str, chunks: list[int])
 
 def reach(widths: Widths, token: int) -> range:
     """The tokens that a token attends to."""
-    if widths.window:
-        return range(max(0, token - widths.window + 1), token + 1)
-    return range(token // widths.chunk * widths.chunk if widths.chunk else 0, token + 1)
+    heads = widths.attention or HEADS
+    if heads.window:
+        return range(max(0, token - heads.window + 1), token + 1)
+    return range(token // heads.chunk * heads.chunk if heads.chunk else 0, token + 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SEEING_ALL_BEFORE)
 def test_a_token_sees_those_that_its_mask_leaves_and_no_other(kind: str) -> None:
-    layers, widths = layer(KINDS[kind]), KINDS[kind]
+    layers, widths = layer(SEEING_ALL_BEFORE[kind]), SEEING_ALL_BEFORE[kind]
     before = forward(layers, layers._input)
     for changed in (0, 6, 13, TOKENS - 1):
         other = layers._input.clone()
@@ -105,7 +132,7 @@ def test_a_token_sees_those_that_its_mask_leaves_and_no_other(kind: str) -> None
 def test_experts_get_the_tokens_that_are_routed_to_them() -> None:
     """Half of the experts add what they add among all of them, and only to their tokens; the rest is the same."""
     layers = layer(EXPERTS)
-    normed, whole = layers._input, layers._layers[0]
+    normed, whole = layers._input, layers._layers[0].feed
     with torch.inference_mode():
         every = whole._routed(normed)
         parts = []
@@ -129,10 +156,115 @@ def _nothing(weights: Any) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_weights_that_are_built_are_those_that_are_counted(kind: str) -> None:
-    built = layer(KINDS[kind])._layers[0]
-    held = [one for name, one in vars(built).items() if name not in ("_torch", "_widths", "_kept", "_experts", "_mlp")]
-    held += [one for group in [built._mlp or (), *vars(built).get("_experts", ())] for one in group]
-    assert sum(one.numel() for one in held) == KINDS[kind].params
+    built = layer(KINDS[kind])
+    assert built.weights == KINDS[kind].params
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+@pytest.mark.parametrize("span", [1, 5, 64])
+def test_spans_compute_what_the_recurrence_does_token_by_token(
+    name: str, span: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the state that earlier tokens left; and the same state is left."""
+    w = RECURRENCES[name]
+    monkeypatch.setitem(room.SPANS, w.rule, span)
+    mixer = layer(Widths(64, recurrence=w))._layers[0].mixer
+    generator = torch.Generator().manual_seed(1)
+    mixer._state = state = torch.randn(mixer._state.shape, generator=generator)
+    query, key = (torch.randn(TOKENS, 2, 8, generator=generator) for _ in range(2))
+    key = torch.nn.functional.normalize(key, dim=-1)
+    value = torch.randn(TOKENS, 4, 16, generator=generator)
+    forgotten, take = -torch.rand(TOKENS, 4, generator=generator), torch.rand(TOKENS, 4, generator=generator)
+    corrects = w.rule == GATED_DELTA
+    found = mixer._passed(query, key, value, forgotten, take if corrects else None)
+    state = state.reshape(4, 8, 16)
+    query, key = (part.repeat_interleave(2, 1)[:, :, None] for part in (query, key))  # of each head
+    for token in range(TOKENS):
+        state = state * forgotten[token].exp()[:, None, None]
+        new = value[token][:, None]
+        if corrects:
+            new = take[token][:, None, None] * (new - key[token] @ state)
+        state = state + key[token].transpose(1, 2) @ new
+        assert torch.allclose(found[token], (query[token] @ state)[:, 0], atol=1e-4)
+    assert torch.allclose(mixer._state.reshape(4, 8, 16), state, atol=1e-4)
+
+
+def test_tokens_attend_to_those_that_the_indexer_chose_and_to_no_other() -> None:
+    """Gathered latents give what all of them do under a mask of the choice."""
+    layers = layer(Widths(64, INDEXER))
+    mixer, inputs = layers._layers[0].mixer, layers._input
+    with torch.inference_mode():
+        found = mixer(inputs, 0)
+        asking = normed(inputs @ mixer._to_query_rank)
+        choices = list(mixer._indexer.choices(inputs, asking, 0))
+        assert [(start, stop) for start, stop, _ in choices] == [(0, 5), (5, 24)]
+        chosen = choices[1][2]
+        assert chosen.shape == (19, 5)
+        mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+        mask[5:] = torch.zeros(19, TOKENS, dtype=torch.bool).scatter(1, chosen, True)
+        assert not mask.triu(1).any()  # nobody sees what comes later
+        assert (mask.sum(1) == torch.arange(1, TOKENS + 1).clamp(max=5)).all()
+        query = (asking @ mixer._query).view(-1, 4, 24).transpose(0, 1)
+        made = (mixer._latents[:, :32] @ mixer._from_latent).view(TOKENS, 4, 32).transpose(0, 1)
+        keys = torch.cat([made[..., :16], mixer._latents[None, :, 32:].expand(4, -1, -1)], 2)
+        shares = (query @ keys.transpose(1, 2) / 24**0.5).masked_fill(~mask, -torch.inf).softmax(2)
+        expected = (shares @ made[..., 16:]).transpose(0, 1).reshape(TOKENS, -1) @ mixer._output
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_the_indexer_chooses_by_the_weighted_scores_above_0_of_its_heads() -> None:
+    layers = layer(Widths(64, INDEXER))
+    indexer, inputs = layers._layers[0].mixer._indexer, layers._input
+    asking = torch.randn(TOKENS, 40, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        (_, (start, _, chosen)) = indexer.choices(inputs, asking, 0)
+        query = (asking[20] @ indexer._query).view(16, 16)
+        key = torch.nn.functional.layer_norm(inputs[:21] @ indexer._key, (16,))
+        scores = [(torch.relu(query @ one) * (inputs[20] @ indexer._weights)).sum().item() for one in key]
+    assert set(chosen[20 - start].tolist()) == set(np.argsort(scores)[-5:].tolist())
+
+
+@pytest.mark.slow  # what counts them is imported for seconds
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_products_that_are_computed_are_those_that_are_counted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But those of attention to all tokens, which is torch's own."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    nothing = lambda query, _, values, **__: values[:, :, : query.shape[2]]  # noqa: E731
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", nothing)
+    w = KINDS[kind]
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        layers = layer(w)
+        layers._layers[0].forward(layers._input, 0)
+    idle = w.mlp.matrices * (w.mlp.experts - w.mlp.per_token) * (w.mlp.latent or 64) * w.mlp.expert_columns
+    active = w.params - idle
+    extra = 0
+    if w.recurrence:
+        r = w.recurrence
+        active -= r.kernel * r.channels  # no products of matrices
+        extra = TOKENS * r.flop_per_token + spans_flop(r)
+    if w.attention and w.attention.index_heads:
+        active -= INDEXER.rank * 4 * 32  # of keys and values: for the first tokens; later ones' queries are turned
+        extra = 2 * INDEXER.rank * 4 * 32 * 5 + choice_flop()
+    assert counter.get_total_flops() == 2 * active * TOKENS + extra
+
+
+def spans_flop(r: Recurrence) -> int:
+    """What a span's tokens, all here, do with one another: scores, and values; triangular systems are not counted."""
+    pairs = TOKENS * TOKENS
+    scores = 2 * pairs * r.keys * (2 if r.rule == GATED_DELTA else 1)
+    return scores + 2 * pairs * r.values
+
+
+def choice_flop() -> int:
+    """Of the first 5 tokens and the 19 others: scores of all up to the last of them; those chosen, over latents."""
+    scores = sum(2 * tokens * seen * (16 * 16 + 16) for tokens, seen in ((5, 5), (19, 24)))
+    turned = 19 * 2 * 4 * 32 * (16 + 16)
+    return scores + turned + 19 * 5 * 2 * 4 * (40 + 32)
+
+
+def test_every_activation_that_is_known_is_computed() -> None:
+    assert set(ACTIVATIONS) == set(mlp.ACTIVATIONS)
 
 
 def test_times_and_peak() -> None:
@@ -157,7 +289,7 @@ def test_of_a_prefix_hit_only_the_rest_is_computed(monkeypatch: pytest.MonkeyPat
 
 
 def test_all_layers_of_all_chunks_are_computed_until_nobody_wants_them() -> None:
-    layers, count = Layers([[SMALL, LATENT]], TOKENS, ROOM), [0]
+    layers, count = Layers([[SMALL, KINDS["latent"]]], TOKENS, ROOM), [0]
 
     def done() -> bool:
         count[0] += 1
@@ -173,14 +305,35 @@ def test_all_layers_of_all_chunks_are_computed_until_nobody_wants_them() -> None
     [
         (SMALL, 513, ROOM, UsageError, "513 tokens are too many to compute on a CPU: at most 512"),
         (SMALL, 24, 1000, UnavailableError, "can be used; choose a smaller model"),
-        (replace(SMALL, kv_heads=3), 24, ROOM, UsageError, "4 query heads do not divide over 3 KV heads"),
-        (replace(SMALL, columns=1 << 40), 24, ROOM, UsageError, "widths of a layer are from 1"),
-        (replace(SMALL, columns=-1), 24, ROOM, UsageError, "widths of a layer are from 1"),
-        (replace(SMALL, heads=0), 24, ROOM, UsageError, "widths of a layer are from 1"),
-        (replace(LATENT, rope=24), 24, ROOM, UsageError, "a rotary part smaller than its heads"),
-        (replace(EXPERTS, per_token=9), 24, ROOM, UsageError, "8 experts here of 8, 9 for a token, make no mixture"),
+        (Widths(64, replace(HEADS, kv_heads=3)), 24, ROOM, UsageError, "4 query heads do not divide over 3 KV heads"),
+        (Widths(64, mlp=Mlp(1 << 40)), 24, ROOM, UsageError, "widths of a layer are from 1"),
+        (Widths(64, mlp=Mlp(-1)), 24, ROOM, UsageError, "widths of a layer are from 1"),
+        (Widths(64, replace(HEADS, heads=0)), 24, ROOM, UsageError, "widths of a layer are from 1"),
+        (Widths(64, replace(LATENT, rope=24)), 24, ROOM, UsageError, "a rotary part smaller than its heads"),
+        (
+            replace(EXPERTS, mlp=Mlp(32, 8, 9, 48)),
+            24,
+            ROOM,
+            UsageError,
+            "8 experts here of 8, 9 for a token, make no mixture",
+        ),
         (replace(EXPERTS, own_experts=9), 24, ROOM, UsageError, "make no mixture"),
-        (replace(EXPERTS, experts=1 << 20), 24, ROOM, UsageError, "make no mixture"),
+        (replace(EXPERTS, mlp=Mlp(32, 1 << 20, 2, 48)), 24, ROOM, UsageError, "make no mixture"),
+        (Widths(64, mlp=Mlp(96, activation="xielu")), 24, ROOM, UsageError, "an activation of silu, .*, not 'xielu'"),
+        (Widths(64, replace(HEADS, index_heads=2)), 24, ROOM, UsageError, "an indexer chooses among latents"),
+        (Widths(64, replace(INDEXER, index_topk=0)), 24, ROOM, UsageError, "an indexer chooses among latents"),
+        (
+            Widths(64, recurrence=replace(DELTA_NET, rule="retention")),
+            24,
+            ROOM,
+            UsageError,
+            "a Mamba-2 or a gated delta",
+        ),
+        (Widths(64, replace(LATENT, output_gate=True)), 24, ROOM, UsageError, "an output gate is made as queries are"),
+        (Widths(64, replace(HEADS, head_dim_v=8, output_gate=True)), 24, ROOM, UsageError, "an output gate is made as"),
+        (Widths(64, HEADS, DELTA_NET), 24, ROOM, UsageError, "a layer has attention or a recurrence"),
+        (Widths(64, recurrence=replace(DELTA_NET, heads=5)), 24, ROOM, UsageError, "5 heads do not divide over 2 key"),
+        (Widths(64, recurrence=replace(DELTA_NET, kernel=0)), 24, ROOM, UsageError, "widths of a layer are from 1"),
     ],
 )
 def test_what_is_beyond_the_budget_is_refused(
@@ -188,6 +341,11 @@ def test_what_is_beyond_the_budget_is_refused(
 ) -> None:
     with pytest.raises(error, match=says):
         Layers([[widths]], tokens, room)
+
+
+def test_kinds_of_different_widths_are_refused() -> None:
+    with pytest.raises(UsageError, match="layers of one model are all as wide"):
+        Layers([[SMALL, Widths(32, mlp=Mlp(96))]], TOKENS, ROOM)
 
 
 def test_the_first_share_that_fits_is_built() -> None:
@@ -229,6 +387,21 @@ def test_a_prefill_is_measured_of_each_length() -> None:
     assert not source.covers(9)
     with pytest.raises(UsageError, match="the prefill of 9 tokens was not measured here"):
         source.between_ms(0, 9)
+
+
+def test_what_engines_have_kernels_of_their_own_for_is_said_and_counted() -> None:
+    mamba = Mamba2(heads=4, head_dim=16, groups=2, state=8, kernel=4).layer(2, 4)
+    indexed = Latent(32, 8, 24, 16, index_head_dim=128, index_heads=2, index_topk=5)
+    shape = replace(MIXED, layer_kinds=(mamba, indexed, NoCache()), mlps=(NO_MLP, Mlp(96), Mlp(96, gated=False)))
+    (found,) = measure_prefill(shape, [16], Assumptions(), lambda _: None)
+    told = ", Mamba-2 and the indexer in plain torch operations, not an engine's fused kernel; a CPU's time"
+    assert told in found.source
+    assert [len(samples) for samples in found.times.samples_ns] == [measured_layers.SAMPLES] * 3
+    chosen = 5**2 / 2 + 11 * 5
+    work = 4 * 4 * 16 * 8 * 16 + 2 * 4 * (24 + 16) * chosen + 2 * 2 * 128 * 16**2 / 2
+    assert found.flop == linear_flop(50_000, 16) + work
+    (plain, *_) = shares(MIXED)
+    assert "plain torch" not in Computed(MIXED, plain, found.times, 16).source
 
 
 @pytest.fixture

@@ -16,11 +16,14 @@ from shared_files import CASES
 
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.measured import Measured, measured_rows
-from kvxfer.cost.prefill import attention_flop, linear_flop
+from kvxfer.cost.prefill import attention_flop, attention_formula, linear_flop
 from kvxfer.cost.ratio import ratio_notices, ratio_rows
 from kvxfer.errors import UsageError
 from kvxfer.model.dtypes import BF16, FP8_E4M3
+from kvxfer.model.families.mamba2 import Mamba2
+from kvxfer.model.layers import AttentionAndState, FullAttention
 from kvxfer.model.presets import load_model, preset_names
+from kvxfer.model.shape import ModelShape
 from kvxfer.result.file import schema
 from kvxfer.result.ratio_table import render_ratio
 
@@ -102,8 +105,19 @@ def test_attention_of_latents_by_hand() -> None:
     assert attention_of("deepseek-v3.2", 8192) == full * chosen + 61 * 2 * 64 * 128 * 8192**2 / 2
 
 
-def test_linear_attention_has_no_term() -> None:
-    assert attention_of("qwen3-next-80b-a3b", 8192) == 12 * 4 * 16 * 256 * 8192**2 / 2
+def test_a_state_is_written_corrected_and_read_once_for_each_token() -> None:
+    """Qwen3-Next: 12 full layers, and 36 of 32 states of 128 · 128, whose work is small beside the weights'."""
+    states = 36 * 3 * 2 * 32 * 128 * 128
+    assert attention_of("qwen3-next-80b-a3b", 8192) == 12 * 4 * 16 * 256 * 8192**2 / 2 + states * 8192
+    assert states * 8192 < 0.02 * linear_flop(load_model("qwen3-next-80b-a3b").params_active or 0, 8192)
+
+
+def test_mamba_2_writes_and_reads_its_states() -> None:
+    mamba = Mamba2(heads=8, head_dim=16, groups=2, state=32, kernel=4).layer(2, 4)
+    beside = AttentionAndState(FullAttention(4, 8, 8), mamba)
+    shape = ModelShape("m", "mamba_hybrid", 2, 64, 4, 4, 8, 8, layer_kinds=(mamba, beside))
+    assert attention_flop(shape, 100, 40) == 2 * 2 * 2 * 8 * 16 * 32 * 60 + 2 * 4 * 16 * (100**2 - 40**2) / 2
+    assert attention_formula(shape) == "4·1·8·16·32·N + 2·1·4·8·N² + 4·1·8·16·32·N"
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -121,7 +135,7 @@ def test_what_is_cached_and_what_is_computed_are_the_whole_attention(name: str) 
         ("llama-4-scout", "2·36·40·128·N² in chunks of 8,192 + 2·12·40·128·N²"),
         ("deepseek-v3", "61·128·(192+128)·N²"),
         ("deepseek-v3.2", "61·128·(192+128)·N² within 2,048 chosen + 61·64·128·N²"),
-        ("qwen3-next-80b-a3b", "2·12·16·256·N²"),
+        ("qwen3-next-80b-a3b", "6·36·32·128·128·N + 2·12·16·256·N²"),
     ],
 )
 def test_formulas_are_spelled_out(name: str, formula: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvxfer.model.layers import State, StatePart
+from kvxfer.model.recurrence import MAMBA2, Recurrence
 
 
 @dataclass(frozen=True)
@@ -40,4 +41,5 @@ class Mamba2:
                 StatePart("convolution C", self.groups, self.state * inputs, model_bytes, shared=True),
             ),
             StatePart("recurrent", self.heads, self.head_dim * self.state, ssm_bytes),
+            Recurrence(MAMBA2, self.groups, self.state, self.heads, self.head_dim, self.kernel),
         )

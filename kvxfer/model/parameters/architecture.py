@@ -30,7 +30,10 @@ class Biases:
 
 @dataclass(frozen=True)
 class Architecture:
-    """`tied`: whether one table is both embedding and head when tie_word_embeddings is absent (transformers)."""
+    """`tied`: whether one table is both embedding and head when tie_word_embeddings is absent (transformers).
+
+    `activation` is the field that names the MLPs', and what it means when absent.
+    """
 
     mlps: Mlps | None = None
     state: Callable[[Fields, int], int] | None = None  # weights of a layer with a state, from the hidden size
@@ -43,6 +46,7 @@ class Architecture:
     norms: int = 2
     norm_biases: bool = False
     tied: bool = False
+    activation: tuple[str, str] = ("hidden_act", "silu")
 
     def norm(self, hidden: int) -> int:
         """Weights of one norm."""

@@ -8,11 +8,11 @@ model alone is counted, and layers of multi-token prediction are not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvxfer.model.fields import Fields, MissingFieldError
 from kvxfer.model.layers import FullAttention, Latent, LayerKind, NoCache, State
-from kvxfer.model.mlp import Mlp
+from kvxfer.model.mlp import NO_MLP, Mlp
 from kvxfer.model.parameters.architecture import Architecture
 from kvxfer.model.parameters.attention import attention, latent_attention
 from kvxfer.model.parameters.model_types import ARCHITECTURES
@@ -25,13 +25,15 @@ class Parameters:
 
     In a mixture of experts fewer work on a token than there are. Where layers share a block (Zamba2) it is in the total
     once and active once for each of them, so more may work than there are: 2 · active is the work of a token, in FLOP.
-    mlps are those of the layers in order; none where one of them is no gated MLP nor a mixture of such.
+    mlps are those of the layers in order; none where one of them has another form, or where layers share some.
+    output_gate: whether attention's queries make a gate of its output beside them.
     """
 
     total: int
     active: int
     embedding: int
     mlps: tuple[Mlp, ...] = ()
+    output_gate: bool = False
 
 
 def count_parameters(fields: Fields, kinds: Sequence[LayerKind]) -> Parameters | None:
@@ -55,8 +57,20 @@ def _count(fields: Fields, architecture: Architecture, kinds: Sequence[LayerKind
     embedding = table if fields.flag("tie_word_embeddings", architecture.tied) else 2 * table
     layers = (architecture.layers or _layers)(fields, architecture, kinds, hidden)
     all_of_it = sum(layers, start=always(embedding + architecture.norm(hidden)))
-    mlps = tuple(layer.mlp for layer in layers if layer.mlp is not None)
-    return Parameters(all_of_it.total, all_of_it.active, embedding, mlps if len(mlps) == len(layers) else ())
+    activation = _activation(fields, *architecture.activation)
+    mlps = tuple(_with(activation, layer.mlp) for layer in layers if layer.mlp is not None)
+    known = mlps if len(mlps) == len(layers) else ()
+    return Parameters(all_of_it.total, all_of_it.active, embedding, known, architecture.output_gate)
+
+
+def _with(activation: str, mlp: Mlp) -> Mlp:
+    return mlp if mlp == NO_MLP else replace(mlp, activation=activation)
+
+
+def _activation(fields: Fields, field: str, default: str) -> str:
+    """What stands between the matrices of the MLPs, as the config names it."""
+    named = fields.config.get(field)
+    return default if named is None else str(named)
 
 
 def _layers(fields: Fields, architecture: Architecture, kinds: Sequence[LayerKind], hidden: int) -> list[Weights]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from kvxfer.model.families.nemotron_h import layer_names
 from kvxfer.model.fields import Fields
-from kvxfer.model.mlp import Mlp
-from kvxfer.model.parameters.mlps import gated, gated_mlp, plain
+from kvxfer.model.mlp import NO_MLP, Mlp
+from kvxfer.model.parameters.mlps import gated, gated_mlp, plain, plain_mlp
 from kvxfer.model.parameters.weights import NotCountedError, Weights, always, linear
 
 
@@ -16,7 +16,8 @@ from kvxfer.model.parameters.weights import NotCountedError, Weights, always, li
 class Experts:
     """What a mixture's layer holds: so many experts of `each` weights, and `beside` what all tokens pass.
 
-    `columns` are those of one expert that is a gated MLP (0: it has another form), `shared` those of the shared ones.
+    `columns` are those of one expert, `shared` those of the shared ones, and either kind is gated or not; routed ones
+    may work on a `latent`.
     """
 
     count: int
@@ -26,10 +27,12 @@ class Experts:
     router_bias: bool = False
     columns: int = 0
     shared: int = 0
+    latent: int = 0
+    gated: bool = True
 
     def weights(self, hidden: int) -> Weights:
         beside = always(linear(hidden, self.count, self.router_bias) + self.beside)
-        mlp = Mlp(self.shared, self.count, self.per_token, self.columns) if self.columns else None
+        mlp = Mlp(self.shared, self.count, self.per_token, self.columns, self.latent, self.gated)
         return Weights(self.count * self.each, self.per_token * self.each, mlp) + beside
 
 
@@ -182,10 +185,10 @@ def _mixed(
 def nemotron(fields: Fields, hidden: int, layers: int) -> list[Weights]:
     """Nemotron-H's: its MLPs and experts have no gate, and layers of Mamba-2 and attention have neither."""
     names = layer_names(fields, layers)
-    meaning = {"mamba": always(0), "attention": always(0)}
+    meaning = dict.fromkeys(("mamba", "attention"), always(0, NO_MLP))
     if "mlp" in names:
         bias = fields.flag("mlp_bias", False)
-        meaning["mlp"] = always(plain(hidden, fields.positive("intermediate_size"), bias))
+        meaning["mlp"] = plain_mlp(hidden, fields.positive("intermediate_size"), bias)
     if "moe" in names:
         meaning["moe"] = _nemotron_experts(fields, hidden).weights(hidden)
     return [meaning[name] for name in names]
@@ -196,11 +199,16 @@ def _nemotron_experts(fields: Fields, hidden: int) -> Experts:
     if fields.positive("n_shared_experts", 1) != 1:  # engines differ in what several are
         raise NotCountedError
     bias, latent = fields.flag("mlp_bias", False), fields.optional("moe_latent_size")
-    beside = plain(hidden, fields.positive("moe_shared_expert_intermediate_size"), bias)
+    columns, shared = fields.positive("moe_intermediate_size"), fields.positive("moe_shared_expert_intermediate_size")
+    beside = plain(hidden, shared, bias)
     return Experts(
         count=fields.positive("n_routed_experts"),
         per_token=fields.positive("num_experts_per_tok"),
-        each=plain(latent or hidden, fields.positive("moe_intermediate_size")),
+        each=plain(latent or hidden, columns),
         beside=beside + (plain(hidden, latent, bias) if latent else 0),
         router_bias=True,
+        columns=columns,
+        shared=shared,
+        latent=latent or 0,
+        gated=False,
     )

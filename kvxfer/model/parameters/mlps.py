@@ -25,6 +25,11 @@ def gated_mlp(hidden: int, intermediate: int, bias: bool = False) -> Weights:
     return always(gated(hidden, intermediate, bias), Mlp(intermediate))
 
 
+def plain_mlp(hidden: int, intermediate: int, bias: bool = False) -> Weights:
+    """An MLP without a gate."""
+    return always(plain(hidden, intermediate, bias), Mlp(intermediate, gated=False))
+
+
 def gated_mlps(fields: Fields, hidden: int, layers: int) -> list[Weights]:
     return _same(fields, gated_mlp(hidden, fields.positive("intermediate_size")), layers)
 
@@ -37,7 +42,7 @@ def gated_mlps_perhaps_with_biases(fields: Fields, hidden: int, layers: int) -> 
 
 def starcoder_mlps(fields: Fields, hidden: int, layers: int) -> list[Weights]:
     bias = fields.flag("use_bias", True)
-    return _same(fields, always(plain(hidden, fields.positive("intermediate_size"), bias)), layers)
+    return _same(fields, plain_mlp(hidden, fields.positive("intermediate_size"), bias), layers)
 
 
 def _same(fields: Fields, mlp: Weights, layers: int) -> list[Weights]:

@@ -11,7 +11,8 @@ from kvxfer.model.parameters.mlps import gated_mlps, gated_mlps_perhaps_with_bia
 OPTIONAL = Biases("attention_bias")
 IN_Q_K_V = Biases(default=True, output=False)
 
-GEMMA = Architecture(gated_mlps, biases=OPTIONAL, norms=4, tied=True)
+GELU = "gelu_pytorch_tanh"
+GEMMA = Architecture(gated_mlps, biases=OPTIONAL, norms=4, tied=True, activation=("hidden_activation", GELU))
 QWEN3 = Architecture(gated_mlps, biases=OPTIONAL, qk_norm=True)
 QWEN3_MOE = Architecture(mixtures.qwen, biases=OPTIONAL, qk_norm=True)
 GATED_DELTA = Architecture(gated_mlps, states.gated_delta, biases=OPTIONAL, qk_norm=True, output_gate=True)
@@ -21,7 +22,13 @@ ARCHITECTURES = {
     "mistral": Architecture(gated_mlps),
     "mixtral": Architecture(mixtures.mixtral),
     "phi3": Architecture(gated_mlps),
-    "starcoder2": Architecture(starcoder_mlps, biases=Biases("use_bias", default=True), norm_biases=True, tied=True),
+    "starcoder2": Architecture(
+        starcoder_mlps,
+        biases=Biases("use_bias", default=True),
+        norm_biases=True,
+        tied=True,
+        activation=("hidden_act", GELU),
+    ),
     **dict.fromkeys(
         ("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
         Architecture(gated_mlps, biases=IN_Q_K_V),
@@ -38,9 +45,7 @@ ARCHITECTURES = {
     "mimo_v2_flash": Architecture(mixtures.mimo, biases=Biases("attention_bias", output=False), sinks=(False, True)),
     "llama4_text": Architecture(mixtures.llama4, biases=OPTIONAL),
     "gemma2": GEMMA,
-    **dict.fromkeys(
-        ("gemma3", "gemma3_text"), Architecture(gated_mlps, biases=OPTIONAL, qk_norm=True, norms=4, tied=True)
-    ),
+    **dict.fromkeys(("gemma3", "gemma3_text"), replace(GEMMA, qk_norm=True)),
     "cohere2": Architecture(gated_mlps, biases=OPTIONAL, norms=1, tied=True),
     "olmo3": Architecture(gated_mlps, biases=OPTIONAL, wide_qk_norm=True),
     "exaone4": Architecture(gated_mlps, qk_norm=True),
@@ -48,7 +53,9 @@ ARCHITECTURES = {
     **dict.fromkeys(("granitemoe", "granitemoeshared"), Architecture(mixtures.granite, biases=OPTIONAL)),
     "granitemoehybrid": Architecture(mixtures.granite, states.granite_state, biases=OPTIONAL),
     "bamba": Architecture(gated_mlps_perhaps_with_biases, states.granite_state, biases=OPTIONAL),
-    "nemotron_h": Architecture(mixtures.nemotron, states.nemotron_state, norms=1),
+    "nemotron_h": Architecture(
+        mixtures.nemotron, states.nemotron_state, norms=1, activation=("mlp_hidden_act", "relu2")
+    ),
     "zamba2": Architecture(layers=zamba2.layers, tied=True),
     **dict.fromkeys(("nemotron-nas", "deci"), Architecture(layers=pruned.layers, biases=OPTIONAL)),
 }

@@ -15,7 +15,7 @@ class NotCountedError(Exception):
 class Weights:
     """Counts: all, and those that work on one token, a shared one as often as it is used.
 
-    `mlp` is the gated MLP or mixture that is among them, None where there is none or it has another form.
+    `mlp` is the MLP or mixture that is among them (one of no columns: there is none), None where it has another form.
     """
 
     total: int
