@@ -118,10 +118,10 @@ class Pipelining:
 
     def exposed_ms(self, crossing: Crossing, tokens: int, cut: Cut) -> float:
         """Of one prompt, until the last link has carried all of its own. Nothing where nothing moves."""
-        links, compute_ns = self._sends(tokens, cut)
+        links, compute_ns = self.sends(tokens, cut)
         return max((exposed_ns(sends, crossing.carrier, compute_ns) for sends in links), default=0.0) / 1e6
 
-    def _sends(self, tokens: int, cut: Cut) -> tuple[list[list[Ready]], float]:
+    def sends(self, tokens: int, cut: Cut) -> tuple[list[list[Ready]], float]:
         """What leaves of a prompt over each link, and the ns of its compute."""
         ends, times = self._chunks(tokens, cut)
         leaving = self.leaves(tokens, ends, cut.layers)
@@ -133,7 +133,7 @@ class Pipelining:
         reach = crossing.carrier.reach
         if reach is None:
             return []
-        links, _ = self._sends(tokens, cut)
+        links, _ = self.sends(tokens, cut)
         return [send for sends in links for send in sends if not reach.has(send.bytes, send.descriptors)]
 
     def _best(self, crossing: Crossing) -> Cut:

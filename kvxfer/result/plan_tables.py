@@ -27,7 +27,7 @@ SPLIT_NOTES = {
     "percent": "(%) is the share of all transfers in the prefill of the same prompts.",
     "setup_ms": "set-up: what the first request of two running engines waits for beside its transfer.",
     "exposed_ms": "exposed: what pipelining leaves to wait for, as measured.",
-    "busy": "busy: time that the path of one prefill engine carries the load's bytes.",
+    "busy": "busy: time that the load's sends hold the path of one prefill engine.",
 }
 """By the field of a column."""
 

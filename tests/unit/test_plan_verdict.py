@@ -164,6 +164,29 @@ def test_an_overload_speaks_for_no_split(capsys: Captured) -> None:
     assert rule_of(document["verdict"]["cases"][0], "strict ITL")["holds"] is False  # the path is too narrow too
 
 
+@pytest.mark.parametrize(
+    ("argv", "held_ms"),
+    [
+        (["--tokens", "2048", "--link", "400", "--pipeline", "1", "--rate", "20"], 32 * 5 + 5.37),
+        (["--tokens", "16", "--link", "100", "--rate", "400"], 5 + 0.168),
+    ],
+)
+def test_sends_that_hold_the_path_longer_than_there_is_time_are_no_ground_to_split(
+    argv: list[str], held_ms: float, capsys: Captured
+) -> None:
+    """Two engines of prefill; the bytes alone would take 5 and 7 % of the time."""
+    pools = ["--tp-prefill", "4", "--tp-decode", "8", "--prefill-gpus", "8", "--decode-gpus", "16"]
+    sends = ["--fixed-ms", "5", "--send-ms", "5", "--output-tokens", "300", "--decode-step-ms", "20"]
+    document = planned(capsys, "--model", "8b", *argv, *pools, *sends, "--objective", "latency")
+    (path,) = document["plan"]["split"]
+    assert path["busy"] == pytest.approx(float(argv[-1]) / 2 * held_ms / 1e3, rel=0.01)
+    (case,) = document["verdict"]["cases"]
+    rule = rule_of(case, "parallelism")
+    assert (rule["holds"], rule["numbers"]["path_busy"]) == (False, path["busy"])
+    assert case["answer"] != "strong candidate"
+    assert any("of what it can carry" in reason for reason in document["verdict"]["reasons"])
+
+
 def test_parallelism_that_is_named_counts(capsys: Captured) -> None:
     argv = [*ARTICLE, *SERVED, *POOLS, "--link", "150", "--itl-target-ms", "1000"]
     same = planned(capsys, *argv, "--tp-prefill", "4", "--tp-decode", "4")
