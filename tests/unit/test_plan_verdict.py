@@ -187,6 +187,14 @@ def test_sends_that_hold_the_path_longer_than_there_is_time_are_no_ground_to_spl
     assert any("of what it can carry" in reason for reason in document["verdict"]["reasons"])
 
 
+def test_the_decode_pool_s_cache_has_half_of_the_answer_and_every_copy_of_a_head(capsys: Captured) -> None:
+    """131,072 bytes a token in 8 KV heads: of 1,000 tokens and 200 of 400, and over 16 ranks each head twice."""
+    argv = ["--model", "8b", "--tokens", "1000", "--output-tokens", "400"]
+    for more, copies in ([], 1), (["--tp-decode", "16"], 2):
+        (held,) = planned(capsys, *argv, *more)["plan"]["pools"]["cache"]
+        assert held["bytes_per_sequence"] == 1200 * 131_072 * copies
+
+
 def test_parallelism_that_is_named_counts(capsys: Captured) -> None:
     argv = [*ARTICLE, *SERVED, *POOLS, "--link", "150", "--itl-target-ms", "1000"]
     same = planned(capsys, *argv, "--tp-prefill", "4", "--tp-decode", "4")
