@@ -201,7 +201,7 @@ def test_parallelism_that_is_named_counts(capsys: Captured) -> None:
     assert same["verdict"]["answer"] == "no ground to split"
     other = planned(capsys, *argv, "--tp-prefill", "4", "--tp-decode", "8")
     assert other["verdict"]["answer"] == "strong candidate"
-    for one_side in ([], ["--tp-prefill", "8"], ["--pp-decode", "8"]):
+    for one_side in ([], ["--tp-prefill", "4"], ["--pp-decode", "8"]):
         assert planned(capsys, *argv, *one_side)["verdict"]["answer"] == "undetermined"
 
 
@@ -695,6 +695,8 @@ def test_unknown_parameters_leave_the_verdict_open(tmp_path: Path, capsys: Captu
         (["--regions", "3"], "--regions"),
         (["--kv-memory-gb", "0"], "--kv-memory-gb"),
         (["--total-gpus", "0"], "--total-gpus"),
+        (["--gpus", "4", "--tp-prefill", "8"], "--gpus 4 are fewer than the 8 ranks of prefill"),
+        (["--gpus", "7", "--tp-prefill", "4", "--pp-prefill", "2"], "--tp-prefill 4, --pp-prefill 2"),
         (["--prefill-gpus", "4", "--decode-gpus", "4", "--total-gpus", "9"], "fair comparison"),
         (["--prefill-tokens-per-s", "-3"], "--prefill-tokens-per-s"),
         (["--prefill-extrapolate"], "--prefill-csv"),
