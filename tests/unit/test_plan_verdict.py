@@ -17,10 +17,12 @@ from jsonschema import Draft202012Validator
 from shared_files import CASES
 
 from kvxfer import plan
+from kvxfer.cost import lines
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.ratio import ratio_rows
 from kvxfer.model.dtypes import BF16
 from kvxfer.model.presets import load_model
+from kvxfer.result import file
 from kvxfer.result.file import schema
 
 Captured = pytest.CaptureFixture[str]
@@ -722,6 +724,15 @@ def test_wrong_files_are_named_by_line(tmp_path: Path, capsys: Captured) -> None
     assert "line 2" in refused(capsys, "--prefill-csv", str(path))
     path.write_text("1000,9\n2000,20\n")
     assert "--prefill-extrapolate" in refused(capsys, "--prefill-csv", str(path), "--tokens", "4000")
+
+
+@pytest.mark.parametrize("option", ["--measured", "--lengths", "--prefill-csv"])
+def test_a_file_without_end_is_refused(option: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LARGEST_FILE", 1 << 20)
+    monkeypatch.setattr(file, "LARGEST_RESULT", 1 << 20)
+    told = refused(capsys, option, "/dev/zero")
+    assert "'/dev/zero' has more than 1 MiB" in told
+    assert "; give " in told
 
 
 LLAMA_70B = load_model("70b")
