@@ -15,7 +15,7 @@ from kvxfer.cost.load import Load
 from kvxfer.cost.measured import Measured
 from kvxfer.cost.pipeline import Carrier, Link
 from kvxfer.cost.pipelined import Crossing, MeasuredLink, Pipelined, Pipelining
-from kvxfer.cost.prefill_source import PrefillSource, on_the_line, prompt_ms
+from kvxfer.cost.prefill_source import PrefillSource, prompt_ms
 from kvxfer.cost.ratio import line_rate_ms
 from kvxfer.result.file import ONE_HOST_SCOPES
 
@@ -195,9 +195,10 @@ class Path(Protocol):
 
 @dataclass(frozen=True)
 class MeasuredPath:
-    """Rows of rising prompt length, of one cache, between two hosts by one backend and op."""
+    """Rows of rising prompt length, of one cache of these sizes, between two hosts by one backend and op."""
 
     rows: Sequence[Measured]
+    sizes: Callable[[int], int]
 
     @property
     def named(self) -> str:
@@ -209,8 +210,8 @@ class MeasuredPath:
         return self.rows[0].tokens <= tokens <= self.rows[-1].tokens
 
     def transfer_ms(self, tokens: int) -> float:
-        """A line is drawn between two lengths."""
-        return on_the_line([(row.tokens, row.transfer_ms or 0.0) for row in self.rows], tokens)
+        """A line is drawn between the bytes of two lengths, of which whole blocks move."""
+        return self.carrier.holds_ns(self.sizes(tokens), 0) / 1e6
 
     def gbit(self, tokens: int) -> float:
         return self.longest.bytes * 8 / (self.longest.transfer_ms or 0.0) / 1e6
@@ -307,7 +308,7 @@ def paths_between_hosts(
             continue
         if row.bytes == moved(row.tokens):
             by_name.setdefault((row.backend, row.op), {})[row.tokens] = row
-    return [MeasuredPath([rows[tokens] for tokens in sorted(rows)]) for rows in by_name.values()]
+    return [MeasuredPath([rows[tokens] for tokens in sorted(rows)], moved) for rows in by_name.values()]
 
 
 def fitted_paths(models: Sequence[Fitted], traffic: Traffic, rows: Sequence[MeasuredPath]) -> list[FittedPath]:

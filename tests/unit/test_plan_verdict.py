@@ -570,6 +570,15 @@ def test_pipelining_over_a_measured_path_takes_two_lengths(tmp_path: Path, capsy
     assert not any("smaller sends" in notice for notice in without["notices"])
 
 
+def test_a_measured_transfer_is_the_same_pipelined_or_not(tmp_path: Path, capsys: Captured) -> None:
+    """1,000 tokens move as 63 blocks of 16."""
+    argv = [*ARTICLE, "--measured", network_result(tmp_path), "--tokens", "1000", "--pipeline", "1"]
+    (path,) = planned(capsys, *argv)["plan"]["split"]
+    (prompt,) = path["pipelined"]["prompts"]
+    assert path["median_ms"] == pytest.approx(52.4 + (912 - 52.4) * (63 * 16 - 512) / (8192 - 512))
+    assert prompt["serial_ms"] == pytest.approx(path["median_ms"])
+
+
 def test_what_was_measured_on_one_host_is_not_pipelined_and_that_is_said(tmp_path: Path, capsys: Captured) -> None:
     argv = [*ARTICLE, "--measured", fitted_result(tmp_path, "loopback"), "--tokens", "100"]
     told = "what was measured on one host (loopback) is no path between two, and --pipeline is not looked at over it"
