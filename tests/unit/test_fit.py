@@ -199,8 +199,8 @@ def refused(chosen: list[Point]) -> str:
 def test_too_few_points_are_refused_and_it_says_how_many_it_needs() -> None:
     every = points(SUM, 0.0, 0)
     assert "at least 6 requests" in refused(every[:4])
-    assert "measure 3 more" in refused(every[:4])
-    assert "measure 6 more" in refused([])
+    assert "here are 3, 3 too few; give a longer --tokens" in refused(every[:4])
+    assert "here are 0, 6 too few; give a longer --tokens" in refused([])
     assert "at least 3 fresh starts" in refused(points(SUM, 0.0, 0, processes=2))
 
 
