@@ -1,7 +1,8 @@
 """What stays exposed of a load's transfers when layers leave as they are computed: predicted, for a path of a plan.
 
 The compute of a prompt is shared out evenly over the layers; bytes and descriptors are those of each layer's own cache.
-Every prompt is cut alike, as an engine would: the best cut is the one that leaves least exposed of the load as a whole.
+Every prompt is cut alike, as an engine would: the best cut is the one of the sweep that leaves least exposed of the
+load as a whole.
 Where every rank has a link of its own, each carries what its rank sends or receives, and the last one to end decides.
 """
 
@@ -72,7 +73,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Pipelining:
-    """How a plan's prompts are to be cut (`cut` None: the best number of layers), and the compute they hide behind.
+    """How a plan's prompts are to be cut (`cut` None: by the best of the sweep), and the compute they hide behind.
 
     `known` are prompts whose prefill the source knows, at least one. `leaves` says what each send weighs on each link.
     """
@@ -137,7 +138,7 @@ class Pipelining:
         return [send for sends in links for send in sends if not reach.has(send.bytes, send.descriptors)]
 
     def _best(self, crossing: Crossing) -> Cut:
-        """The number of layers that leaves least exposed of the load; all of them, which is serial, is one of these."""
+        """The one of the sweep that leaves least exposed of the load; all layers, which is serial, is one of these."""
 
         def exposed(layers: int) -> float:
             return self._exposed_of_all(crossing, Cut(layers))

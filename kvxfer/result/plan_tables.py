@@ -33,7 +33,8 @@ SPLIT_NOTES = {
 
 PIPELINED = "Pipelined, by a model: what is left to wait for when layers leave as they are computed"
 PIPELINED_NOTES = (
-    "cut: layers per send, xTOKENS of a chunk of the prompt. serial: all layers at once, after the whole prefill.",
+    "cut: layers per send, xTOKENS of a chunk of the prompt; --pipeline best takes the best of bench's sweep.",
+    "serial: all layers at once, after the whole prefill.",
     "(%) is the share of the load's transfers, and of what is exposed of them, in the prefill of the same prompts.",
     "pays from: the shortest prompt at which this cut is no slower than serial.",
 )

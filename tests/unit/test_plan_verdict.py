@@ -535,6 +535,7 @@ def test_short_prompts_lose_by_pipelining_where_sends_cost(capsys: Captured) -> 
     assert alone["pipelined"]["layers_per_send"] == 80
     text = printed(capsys, *argv, "--tokens", "64", "--pipeline", "best")
     assert "α = 2 ms for each transfer (0.5 ms of it for each send of a pipelined one) and γ = 0 µs" in text
+    assert "--pipeline best takes the best of bench's sweep" in text
     assert "pays from: the shortest prompt at which this cut is no slower than serial" in text
 
 
