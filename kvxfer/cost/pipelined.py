@@ -202,7 +202,12 @@ class MeasuredLink:
         return Span((self.points[0][0], self.points[-1][0]))
 
     def holds_ns(self, size: float, descriptors: float) -> float:
-        """Descriptors count as the bytes that came with them. Below the first point at least in proportion to it."""
-        first_size, first_ns = self.points[0]
+        """Descriptors count as the bytes that came with them. Below the first point at least in proportion to it.
+
+        Times that fall with the size are noise: beyond the points they fall no further.
+        """
+        (first_size, first_ns), (last_size, last_ns) = self.points[0], self.points[-1]
         on_line = on_the_line(self.points, size)
-        return on_line if size >= first_size else max(on_line, first_ns * size / first_size)
+        if size < first_size:
+            return min(first_ns, max(on_line, first_ns * size / first_size))
+        return on_line if size <= last_size else max(on_line, last_ns)

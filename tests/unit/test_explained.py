@@ -120,8 +120,9 @@ def test_metrics_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 
 def test_metrics_from_a_url(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(sends(TEXT.encode())) as url:
-        document = explained_as(capsys, "--observed", url)
-    assert document["observed"]["explained"][0]["binds"] == "posting"
+        for each in (url, url.replace("http", "HTTP")):
+            document = explained_as(capsys, "--observed", each)
+            assert document["observed"]["explained"][0]["binds"] == "posting"
 
 
 @pytest.mark.parametrize(
