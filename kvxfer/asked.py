@@ -247,14 +247,21 @@ def _ranks(options: Options, side: Side, layout: str) -> Ranks:
 
 def _assumptions(options: Options, prefill: Ranks, decode: Ranks) -> Assumptions:
     """Without --gpus a rank of prefill is a GPU, where there are several."""
-    by_ranks = prefill.count if prefill.count > 1 else Assumptions.gpus
+    gpus = prefill.count if prefill.count > 1 else Assumptions.gpus
+    if options.gpus is not None:
+        gpus = parse_int(options.gpus, "--gpus", high=1_000_000)
+        if gpus < prefill.count:
+            raise UsageError(
+                f"--gpus {gpus} are fewer than the {prefill.count} ranks of prefill (--tp-prefill {prefill.tp}, "
+                f"--pp-prefill {prefill.pp}), each of which takes one; give at least {prefill.count}, or fewer ranks"
+            )
 
     def count(text: str | None, name: str) -> float | None:
         return None if text is None else parse_count(text, name)
 
     given = options.kv_bytes_per_token
     return Assumptions(
-        gpus=by_ranks if options.gpus is None else parse_int(options.gpus, "--gpus", high=1_000_000),
+        gpus=gpus,
         eff_tflops=parse_float(options.eff_tflops, "--eff-tflops", 0.001, 1e6),
         params=count(options.params, "--params"),
         params_active=count(options.params_active, "--params-active"),

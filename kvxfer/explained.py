@@ -88,7 +88,7 @@ def _parse(text: str) -> Observation:
 
 
 def _is_url(text: str) -> bool:
-    return text.startswith(("http://", "https://"))
+    return text.lower().startswith(("http://", "https://"))
 
 
 def _read(path: str) -> str:

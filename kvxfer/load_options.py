@@ -77,7 +77,8 @@ class LoadOptions:
         str,
         typer.Option(
             metavar="off|best|K[xC]",
-            help="let K layers (of chunks of C tokens) leave together while later ones are computed, by a model",
+            help="let K layers (of chunks of C tokens) leave together while later ones are computed, by a model; best: "
+            "of bench's sweep",
         ),
     ] = "off"
     fragmentation: Annotated[

@@ -32,7 +32,7 @@ def parse_int_list(text: str, name: str, low: int = 1, high: int = LARGEST_INT) 
 
 def parse_float(text: str, name: str, low: float, high: float, *, above_low: bool = False) -> float:
     """A number from low (or, with above_low, above it) to high."""
-    value = _number(text)
+    value = parse_number(text)
     if value is not None and low <= value <= high and not (above_low and value == low):
         return value
     start = f"above {low:g}" if above_low else f"from {low:g}"
@@ -41,7 +41,7 @@ def parse_float(text: str, name: str, low: float, high: float, *, above_low: boo
 
 def parse_count(text: str, name: str, high: float = 1e18) -> float:
     """A count of at least 1 that may be written like 70e9 or 70.55e9."""
-    value = _number(text)
+    value = parse_number(text)
     if value is not None and 1 <= value <= high:
         return value
     raise UsageError(f"{name} {quoted(text)} is not allowed: give a count from 1 to {high:g}, such as 70e9")
@@ -70,8 +70,8 @@ def split_list(text: str, name: str) -> list[str]:
     return words
 
 
-def _number(text: str) -> float | None:
-    """A finite decimal number, or None."""
+def parse_number(text: str) -> float | None:
+    """A finite decimal number in ASCII digits, or None."""
     if not re.fullmatch(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*", text, re.ASCII):
         return None
     value = float(text)

@@ -33,6 +33,7 @@ from kvxfer.decision import (
     unused_notices,
     verdict_record,
 )
+from kvxfer.errors import UsageError
 from kvxfer.load_options import LoadOptions, Offered, read_load_options
 from kvxfer.model.dtypes import DType
 from kvxfer.model.record import model_record
@@ -64,6 +65,7 @@ STAGES = (
 )
 LINE_RATES = "line rates are upper bounds without protocol or set-up cost; kvxfer bench measures what a path takes"
 
+OBSERVED_TAKES = ("observed", "link", "json", "quiet")
 
 Wires = dict[int, Wire] | None
 
@@ -96,21 +98,38 @@ def command(
 ) -> None:
     """Set the transfer of a KV cache against its prefill, and say whether to split prefill from decode."""
     if observed:
+        _require_unused(context)
         explained.show(observed, parse_links(options.link), context.obj, json, quiet)
         return
-    source = context.get_parameter_source("tokens")
-    tokens_given = source is not None and source.name != "DEFAULT"
     asked = read(options)
     measurement = Measurement() if measured is None else _read_measured(measured, asked.shape.name)
     if measurement.layers is not None and load.prefill_csv is None and load.prefill_tokens_per_s is None:
         asked = _as_measured(asked, options, measurement.layers)
-    asked, offered = read_load_options(load, options, asked, tokens_given)
+    asked, offered = read_load_options(load, options, asked, _given(context, "tokens"))
     request = Request(**vars(asked), measurement=measurement, offered=offered)
     document = plan_document(request, context.obj, wants_measured=measured is not None)
     if json is not None:
         write_result(json, document)
     if not quiet and json != "-":
         _print(document)
+
+
+def _require_unused(context: typer.Context) -> None:
+    """Raises UsageError that names the options that were given and that --observed does not look at."""
+    unused = [
+        one.opts[0] for one in context.command.params if one.name not in OBSERVED_TAKES and _given(context, one.name)
+    ]
+    if unused:
+        raise UsageError(
+            f"--observed explains transfers that ran elsewhere and does not look at {', '.join(unused)}; leave that "
+            "out, or run without --observed"
+        )
+
+
+def _given(context: typer.Context, name: str | None) -> bool:
+    """Whether the user said something for that option."""
+    source = context.get_parameter_source(name or "")
+    return source is not None and source.name != "DEFAULT"
 
 
 def plan_document(request: Request, words: Sequence[str], wants_measured: bool = False) -> dict[str, Any]:

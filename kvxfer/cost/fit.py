@@ -143,7 +143,7 @@ def _require_enough(fitted: Sequence[Point], several: Sequence[Point]) -> None:
     if len(different) < LEAST_POINTS:
         raise UsageError(
             f"a cost model takes at least {LEAST_POINTS} requests that differ in bytes or descriptors, and here are "
-            f"{len(different)}; measure {LEAST_POINTS - len(different)} more (bench --fit chooses them)"
+            f"{len(different)}, {LEAST_POINTS - len(different)} too few; give a longer --tokens, of which all are made"
         )
     processes = min(len(point.process_ns) for point in [*fitted, *several])
     if processes < LEAST_PROCESSES:

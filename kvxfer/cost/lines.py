@@ -7,11 +7,24 @@ from pathlib import Path
 from kvxfer.errors import UsageError
 from kvxfer.wording import quoted_path
 
+LARGEST_FILE = 256 << 20
+"""Bytes; a trace of a million requests in CSV has less."""
+
 
 def read_lines(path: str, option: str, remedy: str) -> list[tuple[int, str]]:
-    """Number and text of every line that is not blank. Raises UsageError when there is none, or no text in UTF-8."""
+    """Number and text of every line that is not blank.
+
+    Raises UsageError when there is none, no text in UTF-8, or more than LARGEST_FILE bytes.
+    """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        with Path(path).open("rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+        if len(data) > LARGEST_FILE:
+            most = f"{LARGEST_FILE >> 20} MiB"
+            raise UsageError(
+                f"{option} {quoted_path(path)} has more than {most}; {remedy}, and no more than that (head)"
+            )
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"cannot read {option} {quoted_path(path)}: {error.strerror}; {remedy}") from error
     except ValueError as error:

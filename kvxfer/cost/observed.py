@@ -165,7 +165,7 @@ def explain(observations: Sequence[Observation], link_gbit: Sequence[float]) -> 
             unknowns = _Unknowns(observations, link, fixed, posting, tolerance)
             terms = [unknowns.terms(number) for number in range(len(observations))]
             if all(each is not None for each in terms):
-                used = [prior for prior in (posting, fixed, link) if prior is not None]
+                used = _used(observations, posting, fixed, link)
                 explained = [
                     _explained(one, each, link, min(link_gbit))
                     for one, each in zip(observations, terms, strict=True)
@@ -173,6 +173,19 @@ def explain(observations: Sequence[Observation], link_gbit: Sequence[float]) -> 
                 ]
                 return Explanation(explained, used, tolerance)
     raise _contradiction(observations)
+
+
+def _used(
+    observations: Sequence[Observation], posting: priors.Prior | None, fixed: priors.Prior | None, link: priors.Prior
+) -> list[priors.Prior]:
+    """The priors that a figure rests on: what has no whole time is told as it was logged."""
+    whole = [one for one in observations if one.ms is not None]
+    used = {
+        posting: any(one.descriptors is not None for one in whole),
+        fixed: bool(whole),
+        link: any(one.bytes is not None for one in whole),
+    }
+    return [prior for prior, rests in used.items() if prior is not None and rests]
 
 
 class _Unknowns:
@@ -330,7 +343,7 @@ def _measurements(one: Observation, terms: dict[Term, Range], binds: Term | None
             "which transport carried the bytes (kvxfer bench names it, UCX_LOG_LEVEL=info too), and whether this was "
             "the first request of its pair, with the set-up in it"
         )
-    if one.bytes is None:
+    if one.bytes is None and one.wire_ms is None:
         wanted.append("bytes: without them nothing is known of the wire")
     if one.descriptors is None and one.post_ms is None:
         wanted.append("descriptors and post_ms: without them posting can be anything")

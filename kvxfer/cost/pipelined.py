@@ -1,7 +1,8 @@
 """What stays exposed of a load's transfers when layers leave as they are computed: predicted, for a path of a plan.
 
 The compute of a prompt is shared out evenly over the layers; bytes and descriptors are those of each layer's own cache.
-Every prompt is cut alike, as an engine would: the best cut is the one that leaves least exposed of the load as a whole.
+Every prompt is cut alike, as an engine would: the best cut is the one of the sweep that leaves least exposed of the
+load as a whole.
 Where every rank has a link of its own, each carries what its rank sends or receives, and the last one to end decides.
 """
 
@@ -72,7 +73,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Pipelining:
-    """How a plan's prompts are to be cut (`cut` None: the best number of layers), and the compute they hide behind.
+    """How a plan's prompts are to be cut (`cut` None: by the best of the sweep), and the compute they hide behind.
 
     `known` are prompts whose prefill the source knows, at least one. `leaves` says what each send weighs on each link.
     """
@@ -118,10 +119,10 @@ class Pipelining:
 
     def exposed_ms(self, crossing: Crossing, tokens: int, cut: Cut) -> float:
         """Of one prompt, until the last link has carried all of its own. Nothing where nothing moves."""
-        links, compute_ns = self._sends(tokens, cut)
+        links, compute_ns = self.sends(tokens, cut)
         return max((exposed_ns(sends, crossing.carrier, compute_ns) for sends in links), default=0.0) / 1e6
 
-    def _sends(self, tokens: int, cut: Cut) -> tuple[list[list[Ready]], float]:
+    def sends(self, tokens: int, cut: Cut) -> tuple[list[list[Ready]], float]:
         """What leaves of a prompt over each link, and the ns of its compute."""
         ends, times = self._chunks(tokens, cut)
         leaving = self.leaves(tokens, ends, cut.layers)
@@ -133,11 +134,11 @@ class Pipelining:
         reach = crossing.carrier.reach
         if reach is None:
             return []
-        links, _ = self._sends(tokens, cut)
+        links, _ = self.sends(tokens, cut)
         return [send for sends in links for send in sends if not reach.has(send.bytes, send.descriptors)]
 
     def _best(self, crossing: Crossing) -> Cut:
-        """The number of layers that leaves least exposed of the load; all of them, which is serial, is one of these."""
+        """The one of the sweep that leaves least exposed of the load; all layers, which is serial, is one of these."""
 
         def exposed(layers: int) -> float:
             return self._exposed_of_all(crossing, Cut(layers))
@@ -201,7 +202,12 @@ class MeasuredLink:
         return Span((self.points[0][0], self.points[-1][0]))
 
     def holds_ns(self, size: float, descriptors: float) -> float:
-        """Descriptors count as the bytes that came with them. Below the first point at least in proportion to it."""
-        first_size, first_ns = self.points[0]
+        """Descriptors count as the bytes that came with them. Below the first point at least in proportion to it.
+
+        Times that fall with the size are noise: beyond the points they fall no further.
+        """
+        (first_size, first_ns), (last_size, last_ns) = self.points[0], self.points[-1]
         on_line = on_the_line(self.points, size)
-        return on_line if size >= first_size else max(on_line, first_ns * size / first_size)
+        if size < first_size:
+            return min(first_ns, max(on_line, first_ns * size / first_size))
+        return on_line if size <= last_size else max(on_line, last_ns)

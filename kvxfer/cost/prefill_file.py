@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 from kvxfer.cost.lines import read_lines, wrong_line
 from kvxfer.cost.prefill_source import PrefillTimes
+from kvxfer.options import parse_number
 from kvxfer.wording import quoted
 
 LARGEST_TOKENS = 100_000_000
@@ -53,12 +55,10 @@ def _unit(path: str, number: int, header: str) -> float:
 
 
 def _length_and_time(path: str, number: int, line: str) -> tuple[int, float]:
-    words = line.split(",")
-    try:
-        tokens, time = int(words[0]), float(words[1])
-    except (ValueError, IndexError):
-        tokens, time = 0, 0.0
-    if len(words) != 2 or not 1 <= tokens <= LARGEST_TOKENS or not 0 < time < 1e12:
+    length, _, duration = (word.strip() for word in line.partition(","))
+    tokens = int(length) if re.fullmatch(r"[0-9]{1,9}", length) else 0
+    time = parse_number(duration) or 0.0
+    if not 1 <= tokens <= LARGEST_TOKENS or not 0 < time < 1e12:
         raise wrong_line(path, number, f"{quoted(line)} is no prompt length and time", REMEDY)
     return tokens, time
 

@@ -8,13 +8,14 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from kvxfer.cache.leaving import Weight
+from kvxfer.cache.sends import Cut
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.fitted import Fitted
 from kvxfer.cost.load import Load
 from kvxfer.cost.measured import Measured
 from kvxfer.cost.pipeline import Carrier, Link
 from kvxfer.cost.pipelined import Crossing, MeasuredLink, Pipelined, Pipelining
-from kvxfer.cost.prefill_source import PrefillSource, on_the_line, prompt_ms
+from kvxfer.cost.prefill_source import PrefillSource, prompt_ms
 from kvxfer.cost.ratio import line_rate_ms
 from kvxfer.result.file import ONE_HOST_SCOPES
 
@@ -35,8 +36,9 @@ class PathCost:
     the line rate, or what was measured on the longest prompt. percent is the share of the transfers in the prefill of
     the same prompts. exposed_ms is what pipelining leaves of the longest measured prompt's transfer; without it all of
     it waits. setup_ms is what the first request of a pair of running engines waits for beside its transfer. busy is the
-    share of time that the path of one prefill engine carries bytes. pipelined is what a model says that pipelining
-    leaves exposed, where that was asked for. None where not known.
+    share of time that the path of one prefill engine is held by the load's sends, those of prompts that no measurement
+    reaches extrapolated. pipelined is what a model says that pipelining leaves exposed, where that was asked for. None
+    where not known.
     """
 
     dtype: str
@@ -88,15 +90,39 @@ class Traffic:
     def prefill_ms(self, prompts: Sequence[int]) -> float:
         return sum(prompt_ms(self.source, self.assumptions, prompt) for prompt in prompts)
 
-    def busy(self, gbit: float) -> float | None:
-        """With one path to each prefill engine; one engine where their number is not said."""
-        rate = self.load.requests_per_s
-        mean_bytes = sum(map(self.sizes, self.prompts)) / len(self.prompts)
-        return None if rate is None else rate / (self.instances or 1) * mean_bytes * 8 / (gbit * 1e9)
+    def together(self, tokens: int) -> Sequence[Weight]:
+        """All that moves of a prompt, as one send."""
+        return [(self.sizes(tokens), self.pieces(tokens))]
 
-    def pipelined(self, carrier: Carrier | None, reaches: Callable[[int], bool]) -> Pipelined | None:
-        """What a carrier leaves exposed of the prompts that are reached; None where nothing is known of it."""
-        if self.pipelining is None or carrier is None:
+    def busy(
+        self, carrier: Carrier, pipelined: Pipelined | None, whole: Callable[[int], Sequence[Weight]]
+    ) -> float | None:
+        """With one path to each prefill engine, of its links the busiest; one engine where their number is not said.
+
+        `whole` tells what each link carries of a prompt that is not pipelined.
+        """
+        rate = self.load.requests_per_s
+        if rate is None:
+            return None
+        held_ns = {}
+        for tokens in {*self.prompts}:
+            links = self._links(tokens, pipelined, whole)
+            held_ns[tokens] = max((sum(carrier.holds_ns(*send) for send in link) for link in links), default=0.0)
+        mean_s = sum(held_ns[tokens] for tokens in self.prompts) / len(self.prompts) / 1e9
+        return rate / (self.instances or 1) * mean_s
+
+    def _links(
+        self, tokens: int, pipelined: Pipelined | None, whole: Callable[[int], Sequence[Weight]]
+    ) -> list[list[Weight]]:
+        """What each link carries of a prompt, send by send."""
+        if self.pipelining is None or pipelined is None:
+            return [[(size, pieces)] for size, pieces in whole(tokens) if size]
+        links, _ = self.pipelining.sends(tokens, Cut(pipelined.layers_per_send, pipelined.chunk_tokens))
+        return [[(send.bytes, send.descriptors) for send in sends] for sends in links]
+
+    def pipelined(self, carrier: Carrier, reaches: Callable[[int], bool]) -> Pipelined | None:
+        """What a carrier leaves exposed of the prompts that are reached; None where that was not asked for."""
+        if self.pipelining is None:
             return None
         median, p99 = self.load.percentile(50), self.load.percentile(99)
         return self.pipelining.of(
@@ -120,6 +146,7 @@ def line_rate_paths(traffic: Traffic) -> list[PathCost]:
         times = {prompt: line_rate_ms(weights, gbit, assumptions) for prompt, weights in on_links.items()}
         each_send_ms, per_piece_ns = assumptions.send_ms, assumptions.gamma_us * 1e3
         carrier = Link((assumptions.fixed_ms - each_send_ms) * 1e6, each_send_ms * 1e6, gbit / 8, per_piece_ns)
+        pipelined = traffic.pipelined(carrier, lambda _: True)
         paths.append(
             PathCost(
                 dtype=traffic.dtype,
@@ -132,8 +159,8 @@ def line_rate_paths(traffic: Traffic) -> list[PathCost]:
                 p99_ms=times[load.percentile(99)],
                 exposed_ms=None,
                 setup_ms=None,
-                busy=traffic.busy(gbit),
-                pipelined=traffic.pipelined(carrier, lambda _: True),
+                busy=traffic.busy(carrier, pipelined, traffic.on_links),
+                pipelined=pipelined,
             )
         )
     return paths
@@ -158,15 +185,20 @@ class Path(Protocol):
         """The row of the longest prompt that was measured."""
 
     @property
-    def carrier(self) -> Carrier | None:
-        """What carries a send; None where that is not known."""
+    def carrier(self) -> Carrier:
+        """What carries a send."""
+
+    @property
+    def tells_sends(self) -> bool:
+        """Whether the carrier knows what smaller sends take."""
 
 
 @dataclass(frozen=True)
 class MeasuredPath:
-    """Rows of rising prompt length, of one cache, between two hosts by one backend and op."""
+    """Rows of rising prompt length, of one cache of these sizes, between two hosts by one backend and op."""
 
     rows: Sequence[Measured]
+    sizes: Callable[[int], int]
 
     @property
     def named(self) -> str:
@@ -178,8 +210,8 @@ class MeasuredPath:
         return self.rows[0].tokens <= tokens <= self.rows[-1].tokens
 
     def transfer_ms(self, tokens: int) -> float:
-        """A line is drawn between two lengths."""
-        return on_the_line([(row.tokens, row.transfer_ms or 0.0) for row in self.rows], tokens)
+        """A line is drawn between the bytes of two lengths, of which whole blocks move."""
+        return self.carrier.holds_ns(self.sizes(tokens), 0) / 1e6
 
     def gbit(self, tokens: int) -> float:
         return self.longest.bytes * 8 / (self.longest.transfer_ms or 0.0) / 1e6
@@ -189,10 +221,18 @@ class MeasuredPath:
         return self.rows[-1]
 
     @property
-    def carrier(self) -> Carrier | None:
-        """A single length does not tell what a smaller send takes."""
-        points = {row.bytes: (row.transfer_ms or 0.0) * 1e6 for row in self.rows}  # lengths may fill the same blocks
-        return MeasuredLink(list(points.items())) if len(points) > 1 else None
+    def carrier(self) -> MeasuredLink:
+        """Of a single size others take their share."""
+        return MeasuredLink(sorted(self._sizes.items()) if self.tells_sends else [(0, 0.0), *self._sizes.items()])
+
+    @property
+    def tells_sends(self) -> bool:
+        return len(self._sizes) > 1
+
+    @cached_property
+    def _sizes(self) -> dict[int, float]:
+        """ns by bytes; several lengths may fill the same blocks."""
+        return {row.bytes: (row.transfer_ms or 0.0) * 1e6 for row in self.rows}
 
 
 @dataclass(frozen=True)
@@ -222,6 +262,10 @@ class FittedPath:
     def carrier(self) -> Carrier:
         return self.fitted
 
+    @property
+    def tells_sends(self) -> bool:
+        return True
+
 
 def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None]) -> PathCost | None:
     """Of the prompts that the path reaches; None where it reaches none.
@@ -234,21 +278,21 @@ def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None])
     share = len(reached) / len(traffic.prompts)
     median, p99 = traffic.load.percentile(50), traffic.load.percentile(99)
     longest = path.longest
-    gbit = path.gbit(reached[-1])
     cold_ms = None if longest is None else longest.cold_pair_ms
+    pipelined = traffic.pipelined(path.carrier, path.reaches) if path.tells_sends else None
     return PathCost(
         dtype=traffic.dtype,
         path=path.named + (f", {share:.0%} of the prompts" if share < 1 else ""),
         measured=True,
         reached=share,
-        gbit=gbit,
+        gbit=path.gbit(reached[-1]),
         percent=sum(map(path.transfer_ms, reached)) / traffic.prefill_ms(reached) * 100,
         median_ms=path.transfer_ms(median) if path.reaches(median) else None,
         p99_ms=path.transfer_ms(p99) if path.reaches(p99) else None,
         exposed_ms=None if longest is None else exposed.get(longest.of),
         setup_ms=None if longest is None or cold_ms is None else max(0.0, cold_ms - (longest.transfer_ms or 0.0)),
-        busy=traffic.busy(gbit),
-        pipelined=traffic.pipelined(path.carrier, path.reaches),
+        busy=traffic.busy(path.carrier, pipelined, traffic.together),
+        pipelined=pipelined,
     )
 
 
@@ -264,7 +308,7 @@ def paths_between_hosts(
             continue
         if row.bytes == moved(row.tokens):
             by_name.setdefault((row.backend, row.op), {})[row.tokens] = row
-    return [MeasuredPath([rows[tokens] for tokens in sorted(rows)]) for rows in by_name.values()]
+    return [MeasuredPath([rows[tokens] for tokens in sorted(rows)], moved) for rows in by_name.values()]
 
 
 def fitted_paths(models: Sequence[Fitted], traffic: Traffic, rows: Sequence[MeasuredPath]) -> list[FittedPath]:

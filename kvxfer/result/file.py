@@ -27,6 +27,9 @@ ONE_HOST_SCOPES = ("loopback", "host")
 
 STANDARD_OUTPUT = ("-", "/dev/stdout")
 
+LARGEST_RESULT = 256 << 20
+"""Bytes that are read of one: far more than those of long runs with all their samples have."""
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -147,7 +150,14 @@ def _not_written(name: str, error: OSError) -> UnavailableError:
 
 def _parse(name: str) -> Result:
     try:
-        text = Path(name).read_text(encoding="utf-8")
+        with open(name, "rb") as file:
+            data = file.read(LARGEST_RESULT + 1)
+        if len(data) > LARGEST_RESULT:
+            raise UsageError(
+                f"'{name}' has more than {LARGEST_RESULT >> 20} MiB, the most that is read of a result; give a "
+                "file that --json wrote, of fewer rows if this is one"
+            )
+        text = data.decode("utf-8")
     except OSError as error:
         raise UsageError(f"cannot read '{name}': {error.strerror}; give a file that --json wrote") from error
     except ValueError as error:

@@ -27,13 +27,14 @@ SPLIT_NOTES = {
     "percent": "(%) is the share of all transfers in the prefill of the same prompts.",
     "setup_ms": "set-up: what the first request of two running engines waits for beside its transfer.",
     "exposed_ms": "exposed: what pipelining leaves to wait for, as measured.",
-    "busy": "busy: time that the path of one prefill engine carries the load's bytes.",
+    "busy": "busy: time that the load's sends hold the path of one prefill engine.",
 }
 """By the field of a column."""
 
 PIPELINED = "Pipelined, by a model: what is left to wait for when layers leave as they are computed"
 PIPELINED_NOTES = (
-    "cut: layers per send, xTOKENS of a chunk of the prompt. serial: all layers at once, after the whole prefill.",
+    "cut: layers per send, xTOKENS of a chunk of the prompt; --pipeline best takes the best of bench's sweep.",
+    "serial: all layers at once, after the whole prefill.",
     "(%) is the share of the load's transfers, and of what is exposed of them, in the prefill of the same prompts.",
     "pays from: the shortest prompt at which this cut is no slower than serial.",
 )

@@ -52,6 +52,7 @@ def test_a_prompt_that_is_too_short_for_a_grid_is_refused(place: Place) -> None:
     path = place.directory / "short.json"
     done = place.bench("--tokens", "1", "--block-size", "1", "--backend", "tcp", *FIT, "--json", str(path))
     done.failed(2, "no cost model of tiny in bf16 over tcp, push: a cost model takes at least 6 requests")
+    assert "too few; give a longer --tokens" in done.err
     result = json.loads(path.read_text())
     assert [row["status"] for row in result["results"]] == ["ok"]
     assert result["cost_model"] == []

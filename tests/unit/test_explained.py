@@ -80,6 +80,19 @@ def test_what_is_open_says_what_to_measure(capsys: pytest.CaptureFixture[str]) -
     assert "measure  post_ms" in text
 
 
+@pytest.mark.parametrize("argv", [["--measured", "/nonexistent.json"], ["--model", "nonsense"], ["--tokens", "abc"]])
+def test_options_that_it_does_not_look_at_are_named(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"does not look at {argv[0]};" in refused(capsys, "--observed", LINE, *argv)
+
+
+def test_each_of_several_is_named_and_those_that_it_takes_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+    told = refused(
+        capsys, "--observed", LINE, "--rate", "1", "--link", "400", "--tp-prefill", "2", "--with-mtp", "--quiet"
+    )
+    assert "does not look at --with-mtp, --tp-prefill, --rate;" in told
+    assert plan.main(["--observed", LINE, "--link", "400", "--quiet"]) == 0
+
+
 def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     document = explained_as(capsys, "--observed", LINE, "--link", "200")
     (one,) = document["observed"]["explained"]
@@ -107,8 +120,9 @@ def test_metrics_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 
 def test_metrics_from_a_url(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(sends(TEXT.encode())) as url:
-        document = explained_as(capsys, "--observed", url)
-    assert document["observed"]["explained"][0]["binds"] == "posting"
+        for each in (url, url.replace("http", "HTTP")):
+            document = explained_as(capsys, "--observed", each)
+            assert document["observed"]["explained"][0]["binds"] == "posting"
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvxfer.cost import fit as fitting
+from kvxfer.cost.choose import held_out_error
 from kvxfer.cost.fit import Fit, fit
-from kvxfer.cost.model import FORMS, Band, CostModel, from_record
+from kvxfer.cost.model import FORMS, Band, CostModel, Form, from_record
 from kvxfer.cost.points import Point
-from kvxfer.cost.solve import Shape
+from kvxfer.cost.solve import Rows, Shape, solve
 
 MIB = 1 << 20
 PIECES = (64 << 10, 16 << 10, 4 << 10, 1 << 40)
@@ -61,6 +62,24 @@ def coverage(true: CostModel, datasets: int) -> float:
             low, high = found.interval(figure) or (np.inf, 0.0)
             held += low <= (figure(true) or 0.0) <= high
     return held / (datasets * len(FIGURES))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_takes_no_part_in_the_model_that_it_judges(form: Form) -> None:
+    """Rows far off any one model: each by the others' is far worse told than by a model that has seen it."""
+    shape = Shape(form)
+    rows = Rows(
+        np.array([1.0, 100, 10, 40, 80]),
+        np.array([1e3, 1e6, 2e5, 5e5, 1e4]),
+        np.array([5e4, 1e6, 9e5, 3e5, 4e4]),
+    )
+    apart = []
+    for number in (2, 3, 4):  # within what the others have of bytes and of descriptors
+        left = [each for each in range(5) if each != number]
+        model = solve(shape, Rows(rows.descriptors[left], rows.bytes[left], rows.ns[left]))
+        guess = model.predict_ns(rows.descriptors[number], rows.bytes[number])
+        apart.append(abs(guess / rows.ns[number] - 1))
+    assert held_out_error(shape, rows) == pytest.approx(np.mean(apart))
 
 
 @pytest.fixture
@@ -180,8 +199,8 @@ def refused(chosen: list[Point]) -> str:
 def test_too_few_points_are_refused_and_it_says_how_many_it_needs() -> None:
     every = points(SUM, 0.0, 0)
     assert "at least 6 requests" in refused(every[:4])
-    assert "measure 3 more" in refused(every[:4])
-    assert "measure 6 more" in refused([])
+    assert "here are 3, 3 too few; give a longer --tokens" in refused(every[:4])
+    assert "here are 0, 6 too few; give a longer --tokens" in refused([])
     assert "at least 3 fresh starts" in refused(points(SUM, 0.0, 0, processes=2))
 
 

@@ -57,6 +57,28 @@ def test_vllm_35264_the_short_request_does_not_have_the_long_one_s_time_per_desc
     assert found.tolerance > 0.1
 
 
+def test_bytes_are_asked_for_where_nothing_is_known_of_the_wire() -> None:
+    without = "bytes: without them nothing is known of the wire"
+    assert without in one(Observation(ms=263, descriptors=20_480)).measure
+    assert without not in one(Observation(ms=263, descriptors=20_480, wire_ms=29)).measure
+    assert one(Observation(ms=263, descriptors=20_480, wire_ms=29)).terms["wire"].high == pytest.approx(29)
+
+
+@pytest.mark.parametrize(
+    ("observation", "assumed"),
+    [
+        (Observation(descriptors=18_880, post_ms=46), []),
+        (Observation(ms=100), ["fixed cost"]),
+        (Observation(ms=263, descriptors=20_480, wire_ms=29), ["posting", "fixed cost"]),
+        (Observation(ms=100, bytes=1e9), ["fixed cost", "bandwidth"]),
+        (Observation(ms=100, bytes=1e9, descriptors=1000), ["posting", "fixed cost", "bandwidth"]),
+        (Observation(ms=100, bytes=1e9, descriptors=1000, post_ms=2), ["fixed cost", "bandwidth"]),
+    ],
+)
+def test_what_no_figure_rests_on_is_not_said_to_be_assumed(observation: Observation, assumed: list[str]) -> None:
+    assert [prior.name for prior in explain([observation], LINKS).priors] == assumed
+
+
 def test_vllm_52607_the_two_directions_are_not_one_path() -> None:
     pull, push = (Observation(ms=1e9 / (rate * 1e6), bytes=1e9, descriptors=2560) for rate in (0.5, 49))
     with pytest.raises(UsageError, match=r"0\.5 to 49 GB/s: one direction can fall back to TCP alone"):

@@ -139,3 +139,9 @@ def test_between_measured_sizes_a_line_is_drawn_and_below_them_at_least_the_shar
     assert link.holds_ns(50, 0) == pytest.approx(35)  # 20 of it fixed
     steep = MeasuredLink([(100, 50.0), (200, 180.0)])
     assert steep.holds_ns(50, 0) == pytest.approx(25)
+
+
+def test_beyond_measured_sizes_nothing_is_faster_though_times_fell() -> None:
+    """By noise: on the line 1,000 bytes would take less than no time."""
+    falling = MeasuredLink([(100, 80.0), (200, 60.0)])
+    assert [falling.holds_ns(size, 0) for size in (50, 100, 150, 200, 1000)] == pytest.approx([80, 80, 70, 60, 60])

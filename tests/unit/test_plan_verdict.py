@@ -17,10 +17,12 @@ from jsonschema import Draft202012Validator
 from shared_files import CASES
 
 from kvxfer import plan
+from kvxfer.cost import lines
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.ratio import ratio_rows
 from kvxfer.model.dtypes import BF16
 from kvxfer.model.presets import load_model
+from kvxfer.result import file
 from kvxfer.result.file import schema
 
 Captured = pytest.CaptureFixture[str]
@@ -164,13 +166,44 @@ def test_an_overload_speaks_for_no_split(capsys: Captured) -> None:
     assert rule_of(document["verdict"]["cases"][0], "strict ITL")["holds"] is False  # the path is too narrow too
 
 
+@pytest.mark.parametrize(
+    ("argv", "held_ms"),
+    [
+        (["--tokens", "2048", "--link", "400", "--pipeline", "1", "--rate", "20"], 32 * 5 + 5.37),
+        (["--tokens", "16", "--link", "100", "--rate", "400"], 5 + 0.168),
+    ],
+)
+def test_sends_that_hold_the_path_longer_than_there_is_time_are_no_ground_to_split(
+    argv: list[str], held_ms: float, capsys: Captured
+) -> None:
+    """Two engines of prefill; the bytes alone would take 5 and 7 % of the time."""
+    pools = ["--tp-prefill", "4", "--tp-decode", "8", "--prefill-gpus", "8", "--decode-gpus", "16"]
+    sends = ["--fixed-ms", "5", "--send-ms", "5", "--output-tokens", "300", "--decode-step-ms", "20"]
+    document = planned(capsys, "--model", "8b", *argv, *pools, *sends, "--objective", "latency")
+    (path,) = document["plan"]["split"]
+    assert path["busy"] == pytest.approx(float(argv[-1]) / 2 * held_ms / 1e3, rel=0.01)
+    (case,) = document["verdict"]["cases"]
+    rule = rule_of(case, "parallelism")
+    assert (rule["holds"], rule["numbers"]["path_busy"]) == (False, path["busy"])
+    assert case["answer"] != "strong candidate"
+    assert any("of what it can carry" in reason for reason in document["verdict"]["reasons"])
+
+
+def test_the_decode_pool_s_cache_has_half_of_the_answer_and_every_copy_of_a_head(capsys: Captured) -> None:
+    """131,072 bytes a token in 8 KV heads: of 1,000 tokens and 200 of 400, and over 16 ranks each head twice."""
+    argv = ["--model", "8b", "--tokens", "1000", "--output-tokens", "400"]
+    for more, copies in ([], 1), (["--tp-decode", "16"], 2):
+        (held,) = planned(capsys, *argv, *more)["plan"]["pools"]["cache"]
+        assert held["bytes_per_sequence"] == 1200 * 131_072 * copies
+
+
 def test_parallelism_that_is_named_counts(capsys: Captured) -> None:
     argv = [*ARTICLE, *SERVED, *POOLS, "--link", "150", "--itl-target-ms", "1000"]
     same = planned(capsys, *argv, "--tp-prefill", "4", "--tp-decode", "4")
     assert same["verdict"]["answer"] == "no ground to split"
     other = planned(capsys, *argv, "--tp-prefill", "4", "--tp-decode", "8")
     assert other["verdict"]["answer"] == "strong candidate"
-    for one_side in ([], ["--tp-prefill", "8"], ["--pp-decode", "8"]):
+    for one_side in ([], ["--tp-prefill", "4"], ["--pp-decode", "8"]):
         assert planned(capsys, *argv, *one_side)["verdict"]["answer"] == "undetermined"
 
 
@@ -502,6 +535,7 @@ def test_short_prompts_lose_by_pipelining_where_sends_cost(capsys: Captured) -> 
     assert alone["pipelined"]["layers_per_send"] == 80
     text = printed(capsys, *argv, "--tokens", "64", "--pipeline", "best")
     assert "α = 2 ms for each transfer (0.5 ms of it for each send of a pipelined one) and γ = 0 µs" in text
+    assert "--pipeline best takes the best of bench's sweep" in text
     assert "pays from: the shortest prompt at which this cut is no slower than serial" in text
 
 
@@ -535,6 +569,15 @@ def test_pipelining_over_a_measured_path_takes_two_lengths(tmp_path: Path, capsy
     assert sum(told in notice for notice in document["notices"]) == 1
     without = planned(capsys, *argv[:-4], "--tokens", "512,8192", "--measured", str(tmp_path / "one.json"))
     assert not any("smaller sends" in notice for notice in without["notices"])
+
+
+def test_a_measured_transfer_is_the_same_pipelined_or_not(tmp_path: Path, capsys: Captured) -> None:
+    """1,000 tokens move as 63 blocks of 16."""
+    argv = [*ARTICLE, "--measured", network_result(tmp_path), "--tokens", "1000", "--pipeline", "1"]
+    (path,) = planned(capsys, *argv)["plan"]["split"]
+    (prompt,) = path["pipelined"]["prompts"]
+    assert path["median_ms"] == pytest.approx(52.4 + (912 - 52.4) * (63 * 16 - 512) / (8192 - 512))
+    assert prompt["serial_ms"] == pytest.approx(path["median_ms"])
 
 
 def test_what_was_measured_on_one_host_is_not_pipelined_and_that_is_said(tmp_path: Path, capsys: Captured) -> None:
@@ -664,6 +707,8 @@ def test_unknown_parameters_leave_the_verdict_open(tmp_path: Path, capsys: Captu
         (["--regions", "3"], "--regions"),
         (["--kv-memory-gb", "0"], "--kv-memory-gb"),
         (["--total-gpus", "0"], "--total-gpus"),
+        (["--gpus", "4", "--tp-prefill", "8"], "--gpus 4 are fewer than the 8 ranks of prefill"),
+        (["--gpus", "7", "--tp-prefill", "4", "--pp-prefill", "2"], "--tp-prefill 4, --pp-prefill 2"),
         (["--prefill-gpus", "4", "--decode-gpus", "4", "--total-gpus", "9"], "fair comparison"),
         (["--prefill-tokens-per-s", "-3"], "--prefill-tokens-per-s"),
         (["--prefill-extrapolate"], "--prefill-csv"),
@@ -689,6 +734,15 @@ def test_wrong_files_are_named_by_line(tmp_path: Path, capsys: Captured) -> None
     assert "line 2" in refused(capsys, "--prefill-csv", str(path))
     path.write_text("1000,9\n2000,20\n")
     assert "--prefill-extrapolate" in refused(capsys, "--prefill-csv", str(path), "--tokens", "4000")
+
+
+@pytest.mark.parametrize("option", ["--measured", "--lengths", "--prefill-csv"])
+def test_a_file_without_end_is_refused(option: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LARGEST_FILE", 1 << 20)
+    monkeypatch.setattr(file, "LARGEST_RESULT", 1 << 20)
+    told = refused(capsys, option, "/dev/zero")
+    assert "'/dev/zero' has more than 1 MiB" in told
+    assert "; give " in told
 
 
 LLAMA_70B = load_model("70b")

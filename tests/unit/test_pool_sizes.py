@@ -6,13 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from example_result import cost_model
 
 from kvxfer.cost.assumptions import Assumptions
+from kvxfer.cost.fitted import fitted_models
 from kvxfer.cost.load import Load
 from kvxfer.cost.measured import Measured, PairStart
 from kvxfer.cost.pools import Cluster, make_cluster, pools_of
 from kvxfer.cost.prefill_source import PrefillRate
-from kvxfer.cost.split import PathCost, Traffic, line_rate_paths, path_cost, paths_between_hosts
+from kvxfer.cost.split import FittedPath, PathCost, Traffic, line_rate_paths, path_cost, paths_between_hosts
 from kvxfer.errors import UsageError
 
 A_TOKEN_A_MS = PrefillRate(1000)
@@ -118,6 +120,42 @@ def test_what_is_fixed_is_in_every_transfer() -> None:
     assert path.percent == pytest.approx(200)  # a piece a token
 
 
+def test_a_path_is_busy_with_what_each_send_costs_too() -> None:
+    """100 and 300 ms of bytes, and 5 of the 50 ms that are fixed hold the path: 205 in the mean."""
+    load = Load([100, 300], "here", rate=4)
+    assumptions = Assumptions(link_gbit=(1.0,), fixed_ms=50, send_ms=5)
+    (path,) = paths_of(load, assumptions, instances=2)
+    assert path.busy == pytest.approx(4 / 2 * 0.205)
+    (path,) = paths_of(load, replace(assumptions, gamma_us=100))
+    assert path.busy == pytest.approx(4 * 0.225)  # 0.1 ms a piece, of which there is one a token
+    unequal = replace(traffic_of(load, assumptions), on_links=lambda count: [(moved(count), 1), (moved(2 * count), 1)])
+    assert line_rate_paths(unequal)[0].busy == pytest.approx(4 * 0.405)  # the busiest link
+
+
+def test_short_prompts_keep_a_measured_path_busy_as_long_as_they_take() -> None:
+    """90 of 100 ms are fixed: at the long prompt's rate the short one would take 11."""
+    rows = [row(10, 91), row(1000, 190)]
+    cost = cost_of(rows, Load([10], "here", rate=20))
+    assert cost is not None
+    assert cost.busy == pytest.approx(20 * 0.091)
+    beyond = cost_of(rows, Load([10, 2000], "here", rate=1))
+    assert beyond is not None
+    assert beyond.busy == pytest.approx((0.091 + 0.290) / 2)  # nobody measured 2,000 tokens
+    alone = cost_of([row(1000, 190)], Load([1000, 2000], "here", rate=2))
+    assert alone is not None
+    assert alone.busy == pytest.approx(0.190 + 0.380)
+
+
+def test_requests_keep_a_fitted_path_busy_by_their_occupancy_and_pieces() -> None:
+    """36.5 of α's 63.7 µs are occupancy; 151 ns a piece, of which there is one a token."""
+    (model,) = fitted_models([cost_model()])
+    traffic = traffic_of(Load([100], "here", rate=1000))
+    found = path_cost(FittedPath(model, traffic.sizes, traffic.pieces), traffic, {})
+    assert found is not None
+    wire_ns = 4_194_304 / 9.1 + 20_500 + (moved(100) - 4_194_304) / 5.29
+    assert found.busy == pytest.approx(1000 * (36_500 + 151 * 100 + wire_ns) / 1e9)
+
+
 def moved(tokens: int) -> int:
     """1 Mbit a token."""
     return tokens * 125_000
@@ -143,7 +181,7 @@ def test_what_was_measured_between_two_hosts_is_a_path() -> None:
     assert (cost.measured, cost.reached, cost.setup_ms, cost.exposed_ms) == (True, 1, 92, 3)
     assert (cost.percent, cost.median_ms, cost.p99_ms) == pytest.approx((140 / 6, 140, 140))
     assert cost.gbit == pytest.approx(10 / 3)
-    assert cost.busy == pytest.approx(10 * 0.6 / (10 / 3))
+    assert cost.busy == pytest.approx(10 * 0.14)
 
 
 def test_a_load_that_a_measurement_reaches_in_part_is_told_by_that_part() -> None:

@@ -167,7 +167,7 @@ def test_plan_counts_replicated_latents(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize(
     ("argv", "gpus"),
-    [([], 4), (["--tp-prefill", "1"], 4), (["--tp-decode", "8"], 4), (["--tp-prefill", "8", "--gpus", "2"], 2)],
+    [([], 4), (["--tp-prefill", "1"], 4), (["--tp-decode", "8"], 4), (["--tp-prefill", "8", "--gpus", "16"], 16)],
 )
 def test_gpus_are_the_ranks_of_prefill_where_those_are_given(
     argv: list[str], gpus: int, capsys: pytest.CaptureFixture[str]
