@@ -100,6 +100,13 @@ def missing_rdma() -> str:
     return missing()
 
 
+def missing_gpu() -> str:
+    """Why there is no GPU here whose memory could be moved; nothing when there is."""
+    from gpu.driver import missing
+
+    return missing()
+
+
 def _failure(command: str) -> str:
     """What a command says when it fails; nothing when it does not."""
     done = subprocess.run(command.split(), capture_output=True, text=True, timeout=30)
@@ -111,5 +118,6 @@ PROBES: dict[str, Callable[[], str]] = {
     "tun": missing_tun,
     "fuzz": missing_fuzz,
     "rdma": missing_rdma,
+    "gpu": missing_gpu,
 }
 """By name: says why it is missing, or nothing."""

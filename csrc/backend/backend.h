@@ -31,7 +31,9 @@
 namespace kvxfer {
 
 enum class Op : std::uint8_t { push = 0, pull = 1 };
-enum class MemoryKind : std::uint8_t { host = 0 };
+enum class MemoryKind : std::uint8_t { host = 0, cuda = 1 };  // cuda: a GPU's, which no CPU reads or writes
+
+inline const char* name_of(MemoryKind kind) { return kind == MemoryKind::cuda ? "cuda" : "host"; }
 
 // One contiguous registered piece of memory. `id` counts the regions of a context from 0 and is what the peer calls it.
 struct Region {
@@ -108,7 +110,8 @@ class Context {
   virtual const Capabilities& capabilities() const = 0;
 
   // Memory that this engine likes best (on a NUMA node, or with -1 wherever the kernel puts it), and memory of others.
-  // Throws Error(unavailable) when there is not enough, or no such node.
+  // Throws Error(unavailable) when there is not enough, no such node, or none of that kind to be had; the other when it
+  // does not move that kind.
   virtual Region allocate(std::uint64_t bytes, MemoryKind kind, int numa) = 0;
   virtual Region register_memory(std::byte* address, std::uint64_t bytes, MemoryKind kind) = 0;
 

@@ -3,6 +3,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <system_error>
@@ -14,10 +15,6 @@ namespace {
 constexpr std::size_t event_room = 8192;
 
 Error closed_error() { return Error(Fault::usage, "the context is closed"); }
-
-void require_host(MemoryKind kind) {
-  if (kind != MemoryKind::host) throw Error(Fault::unavailable, "this backend moves host memory only");
-}
 
 }  // namespace
 
@@ -38,9 +35,25 @@ void LaneContext::require_open() const {
   if (closed_) throw closed_error();
 }
 
+void LaneContext::require_kind(MemoryKind kind) const {
+  if (std::ranges::find(capabilities_.memory, kind) != capabilities_.memory.end()) return;
+  std::string moved;
+  for (const MemoryKind one : capabilities_.memory) moved += std::string(moved.empty() ? "" : " and ") + name_of(one);
+  throw Error(Fault::unavailable, "this backend moves " + moved + " memory only");
+}
+
+void LaneContext::require_region(const std::byte* address, std::uint64_t bytes, MemoryKind kind) const {
+  require_open();
+  require_kind(kind);
+  if (address == nullptr || bytes == 0) throw Error(Fault::usage, "a region needs an address and a size");
+  if (bytes > UINTPTR_MAX - reinterpret_cast<std::uintptr_t>(address))
+    throw Error(Fault::usage, "a region of " + std::to_string(bytes) + " bytes ends beyond the address space");
+}
+
+// Host memory: what backend moves other memory knows how to come by it.
 Region LaneContext::allocate(std::uint64_t bytes, MemoryKind kind, int numa) {
   require_open();
-  require_host(kind);
+  require_kind(kind);
   Mapping made(bytes, capabilities_.backing, numa);
   std::byte* const address = made.address();
   {
@@ -64,11 +77,7 @@ std::optional<std::uint32_t> LaneContext::pool_of(const std::byte* address, std:
 
 // Nothing here needs registration: a region is only remembered, to check descriptors against.
 Region LaneContext::register_memory(std::byte* address, std::uint64_t bytes, MemoryKind kind) {
-  require_open();
-  require_host(kind);
-  if (address == nullptr || bytes == 0) throw Error(Fault::usage, "a region needs an address and a size");
-  if (bytes > UINTPTR_MAX - reinterpret_cast<std::uintptr_t>(address))
-    throw Error(Fault::usage, "a region of " + std::to_string(bytes) + " bytes ends beyond the address space");
+  require_region(address, bytes, kind);
   regions_.push_back({static_cast<std::uint32_t>(regions_.size()), kind, address, bytes});
   return regions_.back();
 }

@@ -1,4 +1,4 @@
-// What contexts have in common whose backend moves host memory between peers that are wired up over lanes.
+// What contexts have in common whose backend moves memory between peers that are wired up over lanes.
 #pragma once
 
 #include <deque>
@@ -48,6 +48,10 @@ class LaneContext : public Context {
 
  protected:
   void require_open() const;  // throws Error(usage)
+  // Throws Error(unavailable) on memory that this backend does not move.
+  virtual void require_kind(MemoryKind kind) const;
+  // Throws, changing nothing, what register_memory() would.
+  void require_region(const std::byte* address, std::uint64_t bytes, MemoryKind kind) const;
   virtual std::shared_ptr<LanePeer> make_peer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes) = 0;
   std::vector<std::shared_ptr<LanePeer>> peers() const;
   // What the peer is told of a region.

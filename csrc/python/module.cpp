@@ -182,7 +182,7 @@ void bind_memory(nb::module_& m) {
 
 void bind_words(nb::module_& m) {
   nb::enum_<Op>(m, "Op").value("push", Op::push).value("pull", Op::pull);
-  nb::enum_<MemoryKind>(m, "MemoryKind").value("host", MemoryKind::host);
+  nb::enum_<MemoryKind>(m, "MemoryKind").value("host", MemoryKind::host).value("cuda", MemoryKind::cuda);
   nb::enum_<Side>(m, "Side").value("prefill", Side::prefill).value("decode", Side::decode);
   nb::enum_<EventKind>(m, "EventKind")
       .value("armed", EventKind::armed)
@@ -200,6 +200,7 @@ void bind_words(nb::module_& m) {
       .def_ro("time_ns", &Event::time_ns);
   nb::class_<Region>(m, "Region")
       .def_ro("id", &Region::id)
+      .def_ro("kind", &Region::kind)
       .def_prop_ro("address", [](const Region& self) { return reinterpret_cast<std::uint64_t>(self.address); })
       .def_ro("bytes", &Region::bytes);
   nb::class_<Capabilities>(m, "Capabilities")
@@ -210,6 +211,7 @@ void bind_words(nb::module_& m) {
       .def_ro("push", &Capabilities::push)
       .def_ro("pull", &Capabilities::pull)
       .def_ro("max_inflight", &Capabilities::max_inflight)
+      .def_ro("memory", &Capabilities::memory)
       .def_ro("backing", &Capabilities::backing);
   nb::class_<Probe>(m, "Probe")
       .def_ro("available", &Probe::available)

@@ -107,6 +107,21 @@ TEST(ucx, describe_leaves_out_what_has_carried_nothing) {
   if (rig.a.context->details().contains("protocol")) CHECK_EQ(rig.a.peer->describe().size(), 1U);
 }
 
+// Whatever is missing for it here: UCX would take what it is told is a GPU's for that, or a GPU's for the CPU's.
+TEST(ucx, cuda_memory_is_refused_where_ucx_finds_no_gpu) {
+  if (!here()) return;
+  const auto context = ucx::open(token, {});
+  if (context->capabilities().memory.size() > 1) return;
+  const Region host = context->allocate(4096, MemoryKind::host, -1);
+  const bool has_module = ucx::probe().transports.find(",cuda") != std::string::npos;
+  const char* const says = has_module ? "takes" : "without CUDA";  // a driver and a device, or a later version
+  CHECK_THROWS(Fault::unavailable, says, context->register_memory(host.address, 4096, MemoryKind::cuda));
+  CHECK_THROWS(Fault::unavailable, says, context->allocate(4096, MemoryKind::cuda, -1));
+  CHECK_EQ(context->details().at("memory"), "host");
+  context->close();
+  CHECK_THROWS(Fault::usage, "closed", context->register_memory(host.address, 4096, MemoryKind::cuda));
+}
+
 // The side that connects decides for both.
 TEST(ucx, sides_with_different_options_agree) {
   if (!here()) return;

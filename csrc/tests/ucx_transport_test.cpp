@@ -16,6 +16,8 @@ TEST(ucx_transport, protocols_of_one_transport) {
   check("{proto|init} put from host memory length 65536 zero-copy tcp/lo 11.8 MB/s 5307.05 us", "zero-copy", "tcp/lo");
   check("{cpml|proto|init} put from host memory length 100 short posix/memory 868.3 MB/s 0.11 us", "short",
         "posix/memory");
+  check("{init} put from cuda/GPU0 to cuda length 65536 zero-copy cuda_ipc/cuda 9 MB/s 1 us", "zero-copy",
+        "cuda_ipc/cuda");
   check("get into cuda/GPU0 memory length 7 software emulation rc_mlx5/mlx5_0:1/path0 11.6 MB/s 2 us",
         "software emulation", "rc_mlx5/mlx5_0:1");
   check("put from host memory length 1 (?) multi-frag copy-in tcp/eth0", "multi-frag copy-in", "tcp/eth0");

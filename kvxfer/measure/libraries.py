@@ -9,6 +9,10 @@ OF_ONE_SIDE = frozenset({"zerocopy", "protocol"})
 """Details that only the side has to tell that sends the bytes, or puts or gets them."""
 
 
+NOT_IN_COMMON = frozenset({"decode path", "decode memory"})
+"""Differences that two sides may well have: where a library lies, and what kinds of memory it moves between."""
+
+
 def told(found: m.Described, there: m.Described, differences: dict[str, str]) -> m.Described:
     """What carried a row's bytes, each lane once, and how, of what both sides describe.
 
@@ -34,6 +38,6 @@ def at_decode(opened: tuple[m.Opened, m.Opened], described: tuple[m.Described, m
 
 
 def warning_of(differences: dict[str, str]) -> str:
-    """Of what two sides should have in common, and "" when they do. Where a library lies is not of that."""
-    telling = [f"{name} is {value}" for name, value in differences.items() if name != "decode path"]
+    """Of what two sides should have in common, and "" when they do."""
+    telling = [f"{name} is {value}" for name, value in differences.items() if name not in NOT_IN_COMMON]
     return f"the libraries of the two sides differ: at {', at '.join(telling)}" if telling else ""

@@ -481,6 +481,16 @@ def test_memory_is_of_the_kind_and_on_the_node_that_is_asked_for() -> None:
     assert "kvxfer-pool" in line
 
 
+def test_memory_of_a_gpu_is_refused_by_who_does_not_move_it() -> None:
+    context = native.open_context("tcp", TOKEN, {})
+    assert context.capabilities.memory == [native.MemoryKind.host]
+    host = context.allocate(5000)
+    assert host.kind == native.MemoryKind.host
+    with pytest.raises(UnavailableError, match="moves host memory only"):
+        context.register_memory(host.address, 5000, native.MemoryKind.cuda)
+    context.close()
+
+
 def test_memory_of_others_is_none_of_shm() -> None:
     context = native.open_context("shm", TOKEN, {})
     assert context.capabilities.own_memory

@@ -26,6 +26,13 @@ def test_a_library_elsewhere_is_told_and_no_reason_to_warn() -> None:
     assert warning_of(found) == ""
 
 
+def test_memory_of_another_kind_is_told_and_no_reason_to_warn() -> None:
+    library = opened("", "1.22.0")
+    found = at_decode((library, library), (described(memory="cuda"), described(memory="host")))
+    assert found == {"decode memory": "host"}
+    assert warning_of(found) == ""
+
+
 def test_what_only_a_sender_has_to_tell_is_no_difference() -> None:
     library = opened("", "6.18")
     assert at_decode((library, library), (described(zerocopy="7 calls"), described())) == {}

@@ -29,6 +29,7 @@ class ShmContext final : public LaneContext {
   ~ShmContext() override { LaneContext::close(); }  // the peers' threads use what is destroyed next
 
   Region register_memory(std::byte* address, std::uint64_t bytes, MemoryKind kind) override {
+    require_kind(kind);
     if (!pool_of(address, bytes))
       throw Error(Fault::usage,
                   "backend shm can register only memory that its own context allocated: other memory cannot be shown "

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/backend.h"
 #include "backend/lane_peer.h"
 #include "backends/ucx/library.h"
 
@@ -31,6 +32,7 @@ struct Pool {
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
   ucp_mem_h handle = nullptr;
+  MemoryKind kind = MemoryKind::host;
 };
 
 // Of the other side, as its keys name it.

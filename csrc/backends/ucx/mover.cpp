@@ -129,10 +129,10 @@ void UcxPeer::hand_over_piece(Mover& mover, const iovec& here, const iovec& ther
   Part& part = *mover.part;
   Request& made = *mover.unused.back();
   mover.unused.pop_back();  // before the call, in which others, and with a request always it itself, may come back
-  const Kind kind{part.transfer->gets(), here.iov_len};
+  const Kind kind{part.transfer->gets(), here.iov_len, own->kind};
   made = {&part, here.iov_len, asks_about(mover, kind)};
   mover.put_param.user_data = &made;
-  mover.put_param.memh = own->handle;
+  mover.put_param.memh = own->handle;  // from which UCX knows what kind of memory it is
   const auto hand_over = [&, to_peer = mover.endpoint.get()] {
     return kind.gets ? library_.ucp_get_nbx(to_peer, here.iov_base, here.iov_len, to, other->key, &mover.put_param)
                      : library_.ucp_put_nbx(to_peer, here.iov_base, here.iov_len, to, other->key, &mover.put_param);

@@ -277,6 +277,7 @@ void UcxPeer::import_keys(const std::string& text) {
     if (std::ranges::find(known_keys_, key) != known_keys_.end()) continue;
     for (const auto& mover : movers_)
       on_thread_of(*mover, [&, to = mover.get()] {
+        context_->enter_cuda();
         RemotePool pool{key.address, key.bytes, nullptr};
         const auto status = library_.ucp_ep_rkey_unpack(to->endpoint.get(), key.packed.data(), &pool.key);
         if (status != UCS_OK)
@@ -292,7 +293,11 @@ void UcxPeer::import_keys(const std::string& text) {
 std::shared_ptr<LanePlan> UcxPeer::prepare(const PlanArrays& arrays, std::span<const Region> regions,
                                            Deadline deadline) {
   require_alive();
-  for (const auto& mover : movers_) on_thread_of(*mover, [this, to = mover.get()] { to->local = context_->pools(); });
+  for (const auto& mover : movers_)
+    on_thread_of(*mover, [this, to = mover.get()] {
+      context_->enter_cuda();  // there may be new memory
+      to->local = context_->pools();
+    });
   return LanePeer::prepare(arrays, regions, deadline);
 }
 

@@ -92,6 +92,7 @@ class UcxPeer final : public LanePeer {
   struct Kind {
     bool gets = false;
     std::uint64_t bytes = 0;
+    MemoryKind memory = MemoryKind::host;  // this side's
     bool operator==(const Kind&) const = default;
   };
 

@@ -24,36 +24,45 @@ constexpr OptionBounds allocation{"pool", 0, 1, 0};
 constexpr OptionBounds window{"window", 1, 4096, 128};
 constexpr OptionBounds spin{"spin_us", 0, 1000, 50};
 
-Capabilities abilities() {
+Settings settings_of(const Options& options) {
+  return {static_cast<std::uint32_t>(option(options, endpoints)),
+          static_cast<Errors>(option(options, errors)),
+          static_cast<Pull>(option(options, pull)),
+          static_cast<std::uint32_t>(option(options, window)),
+          1000 * static_cast<Nanoseconds>(option(options, spin)),
+          0};
+}
+
+Capabilities abilities(bool cuda) {
   Capabilities c;
   c.one_sided = true;  // a thread of ours progresses
   c.max_inflight = max_inflight;
   c.push_confirmed_by = Confirms::target;
+  if (cuda) c.memory.push_back(MemoryKind::cuda);
   return c;
 }
 
 class UcxContext final : public LaneContext {
  public:
-  UcxContext(const Token& token, const Options& options)
-      : LaneContext(abilities(), token, 1),
-        settings_{static_cast<std::uint32_t>(option(options, endpoints)),
-                  static_cast<Errors>(option(options, errors)),
-                  static_cast<Pull>(option(options, pull)),
-                  static_cast<std::uint32_t>(option(options, window)),
-                  1000 * static_cast<Nanoseconds>(option(options, spin)),
-                  0},
-        own_allocation_(option(options, allocation) != 0),
-        ucp_(std::make_shared<UcpContext>(library(), settings_.errors)) {}
+  UcxContext(const Token& token, const Settings& settings, bool own_allocation, std::shared_ptr<UcpContext> ucp)
+      : LaneContext(abilities(ucp->has_cuda()), token, 1),
+        settings_(settings),
+        own_allocation_(own_allocation),
+        ucp_(std::move(ucp)) {}
   ~UcxContext() override { LaneContext::close(); }  // the peers' threads use what is destroyed next
 
   // UCX's own allocation can be mapped by another process; any other memory is copied by the kernel there (cma).
   Region allocate(std::uint64_t bytes, MemoryKind kind, int numa) override {
-    if (!own_allocation_ || bytes == 0 || bytes > most_of_ucx || kind != MemoryKind::host) {
+    require_open();
+    require_kind(kind);
+    if (kind == MemoryKind::cuda)
+      throw Error(Fault::unavailable,
+                  "backend ucx allocates no cuda memory: register what the engine has allocated (cuMemAlloc, torch)");
+    if (!own_allocation_ || bytes == 0 || bytes > most_of_ucx) {
       const Region region = LaneContext::allocate(bytes, kind, numa);
       ucp_->remember(region.address, region.bytes);
       return region;
     }
-    require_open();
     if (numa >= 0) throw Error(Fault::unavailable, "UCX's own allocation cannot be placed on a NUMA node: pool=0 can");
     const Pool made = ucp_->allocate(bytes);
     auto* const address = reinterpret_cast<std::byte*>(made.address);
@@ -61,9 +70,9 @@ class UcxContext final : public LaneContext {
     return LaneContext::register_memory(address, bytes, kind);
   }
   Region register_memory(std::byte* address, std::uint64_t bytes, MemoryKind kind) override {
-    const Region region = LaneContext::register_memory(address, bytes, kind);
-    ucp_->map(address, bytes);
-    return region;
+    require_region(address, bytes, kind);
+    ucp_->map(address, bytes, kind);
+    return LaneContext::register_memory(address, bytes, kind);
   }
 
   std::string listen(const std::string& address, std::uint16_t port) override {
@@ -75,6 +84,7 @@ class UcxContext final : public LaneContext {
   std::map<std::string, std::string> details() const override {
     std::map<std::string, std::string> found{{"errors", settings_.errors == Errors::peer ? "peer" : "none"},
                                              {"transports", library().transports()}};
+    if (const std::string kinds = ucp_->kinds(); !kinds.empty()) found["memory"] = kinds;
     for (const auto& one : peers()) {
       const auto& peer = static_cast<const UcxPeer&>(*one);
       if (!peer.wired_up()) continue;
@@ -104,6 +114,10 @@ class UcxContext final : public LaneContext {
   }
 
  private:
+  void require_kind(MemoryKind kind) const override {
+    if (kind == MemoryKind::cuda) ucp_->require_cuda();
+    LaneContext::require_kind(kind);
+  }
   std::shared_ptr<LanePeer> make_peer(EventQueue& events, std::uint32_t id, std::vector<Socket> lanes) override {
     if (lanes.size() != 1) throw Error(Fault::usage, "the peer opened data connections: it does not run backend ucx");
     return std::make_shared<UcxPeer>(events, id, std::move(lanes), ucp_, settings_);
@@ -134,7 +148,10 @@ Probe probe() {
 std::unique_ptr<Context> open(const Token& token, const Options& options) {
   static constexpr OptionBounds known[] = {endpoints, errors, pull, allocation, window, spin};
   refuse_unknown(options, known);
-  return std::make_unique<UcxContext>(token, options);
+  const Settings settings = settings_of(options);
+  const bool own_allocation = option(options, allocation) != 0;
+  return std::make_unique<UcxContext>(token, settings, own_allocation,
+                                      std::make_shared<UcpContext>(library(), settings.errors));
 }
 
 }  // namespace kvxfer::ucx

@@ -1,4 +1,5 @@
 // Regions: of the engine's own memory and of others', made at any time.
+#include <algorithm>
 #include <memory>
 
 #include "tests/conformance/rig.h"
@@ -27,12 +28,26 @@ CHECK_BACKEND(memory, that_cannot_be_had, all) {
   CHECK_THROWS(Fault::usage, "0 bytes", context->allocate(0, MemoryKind::host, -1));
   for (const std::uint64_t size : {std::uint64_t{1} << 50, UINT64_MAX / 2, UINT64_MAX - 8192, UINT64_MAX})
     CHECK_THROWS(Fault::unavailable, "memory", context->allocate(size, MemoryKind::host, -1));
-  CHECK_THROWS(Fault::unavailable, "memory", context->allocate(64, static_cast<MemoryKind>(250), -1));
   Rig rig(subject, {bytes});
   CHECK_THROWS(Fault::unavailable, "memory", rig.a.context->allocate(UINT64_MAX / 2, MemoryKind::host, -1));
   const Plans plans = rig.prepare(one_piece(bytes));
   for (const Op op : subject.ops()) rig.move(plans, op, 1);
   rig.require_moved(one_piece(bytes));
+}
+
+// With one error, and nothing is changed by it.
+CHECK_BACKEND(memory, of_a_kind_that_it_does_not_move_is_refused, all) {
+  const auto context = subject.open();
+  const Region own = context->allocate(bytes, MemoryKind::host, -1);
+  const auto& moved = subject.can.memory;
+  for (const MemoryKind kind : {MemoryKind::cuda, static_cast<MemoryKind>(250)}) {
+    if (std::ranges::find(moved, kind) != moved.end()) continue;
+    CHECK_THROWS(Fault::unavailable, "memory", context->allocate(64, kind, -1));
+    CHECK_THROWS(Fault::unavailable, "memory", context->register_memory(own.address, bytes, kind));
+    CHECK_THROWS(Fault::unavailable, "memory", context->register_memory(nullptr, 0, kind));
+  }
+  CHECK(std::ranges::find(moved, MemoryKind::host) != moved.end());
+  CHECK_EQ(context->allocate(64, MemoryKind::host, -1).id, 1U);
 }
 
 CHECK_BACKEND(memory, of_others_moves_or_is_refused, all) {
