@@ -1,4 +1,5 @@
-"""What the guest is made of, by package name. Packages are installed, which takes root; the kernel is only unpacked.
+"""What the guest is made of, by package name. Packages are installed, which takes root; the kernel and a wheel are only
+unpacked.
 
 python packages.py    brings what is missing, or says what to do
 """
@@ -11,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,11 @@ PACKAGES = {
 """Each with a file that tells whether it is installed."""
 
 KERNEL = "linux-image-amd64"
+
+NIXL = "nixl-cu12==1.5.1"
+NIXL_LIBRARIES = "nixl_cu12.libs"
+NIXL_FOLDER = BUILD / "nixl"
+"""For Python a folder of packages, in which there is nothing of NIXL but the libraries that its wheel bundles."""
 
 
 class MissingError(Exception):
@@ -61,6 +68,8 @@ def missing() -> str:
         return f"not installed: {', '.join(packages)}; `{' '.join(_install(packages))}` (root)"
     if not Kernel().folder.exists():
         return f"{KERNEL} is not unpacked in {Kernel().folder}; `make test-rdma` does that"
+    if not NIXL_FOLDER.exists():
+        return f"{NIXL} is not unpacked in {NIXL_FOLDER}; `make test-rdma` does that"
     return ""
 
 
@@ -78,6 +87,8 @@ def bring() -> None:
             _run(*_install(packages))
     if not Kernel().folder.exists():
         _unpack_kernel(Kernel().folder)
+    if not NIXL_FOLDER.exists():
+        _unpack_nixl(NIXL_FOLDER)
     if still := missing():
         raise MissingError(still)
 
@@ -97,6 +108,17 @@ def _unpack_kernel(folder: Path) -> None:
         (package,) = Path(temporary).glob("*.deb")
         _run("dpkg-deb", "--extract", str(package), f"{temporary}/kernel")
         Path(temporary, "kernel").rename(folder)
+
+
+def _unpack_nixl(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        _run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", temporary, NIXL)
+        (wheel,) = Path(temporary).glob("*.whl")
+        with zipfile.ZipFile(wheel) as files:
+            inside = [name for name in files.namelist() if name.startswith(f"{NIXL_LIBRARIES}/")]
+            files.extractall(f"{temporary}/nixl", inside)
+        Path(temporary, "nixl").rename(folder)
 
 
 def _run(*command: str, where: str | None = None) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
 from .guest.cases import Ran
-from .packages import SYSTEM_UCX
+from .packages import NIXL_FOLDER, NIXL_LIBRARIES, SYSTEM_UCX
 
 pytestmark = pytest.mark.slow
 
@@ -83,5 +84,33 @@ def test_a_device_that_is_not_there(ran: Callable[[str], Ran]) -> None:
 
 
 def test_a_ucx_without_verbs_does_not_pass_for_rdma(ran: Callable[[str], Ran]) -> None:
-    """It moves the bytes by tcp; who asked for rc is told."""
-    refused(ran("wheel"), 3, "--require-transport wants rc", "tcp/")
+    """It moves the bytes by tcp; who asked for rc is told. That it has no verbs is told in any case."""
+    refused(
+        ran("wheel"), 3, "--require-transport wants rc", "tcp/", "warning: ", "built without verbs: it will use TCP"
+    )
+
+
+def test_the_ucx_that_nixl_brings_is_chosen_where_the_systems_has_no_verbs(ran: Callable[[str], Ran]) -> None:
+    """By itself, with the system's libibverbs. Its own would find no device, and end the process with a crash."""
+    moved = ran("bundled")
+    assert moved.status == 0, moved.err
+    assert moved.err == ""
+    push, pull = moved.document["results"]
+    for row in (push, pull):
+        assert row["verified"] == "full"
+        assert row["transport"] == "rc_verbs/rxe0:1"
+        assert row["library"]["path"].startswith(f"{NIXL_FOLDER / NIXL_LIBRARIES}/libucp-")
+        assert row["library"]["warning"] == ""
+    least = sum(row["bytes"] * (1 + len(row["samples_ns"])) for row in (push, pull)) // MTU
+    assert moved.sent >= least > 0
+    assert moved.received >= least
+
+
+def test_the_ucx_that_nixl_brings_is_left_alone_without_libibverbs(ran: Callable[[str], Ran]) -> None:
+    doctor = ran("no libibverbs")
+    assert doctor.status == 0, doctor.err
+    (ucx,) = (one for one in json.loads(doctor.out)["backends"] if one["name"] == "ucx")
+    assert ucx["available"]
+    assert not ucx["library_path"].startswith(str(NIXL_FOLDER))
+    for words in ("was built without verbs", str(NIXL_FOLDER), "the system has no libibverbs.so.1"):
+        assert words in ucx["warning"]

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "backend/error.h"
+#include "backends/ucx/bundled.h"
 #include "backends/ucx/ucx.h"
 
 namespace kvxfer::ucx {
@@ -83,19 +84,30 @@ std::vector<fs::path> packaged_libraries() {
   return found;
 }
 
+struct Choice {
+  fs::path path;     // empty: there is only the bundled one
+  fs::path bundled;  // a NIXL wheel's, which comes first where the system's verbs can be used with it; empty: none
+};
+
 // An explicit one; else, where RDMA devices exist, one with verbs; else the package's; else what there is.
-fs::path choose() {
+Choice choose() {
   if (const char* named = std::getenv(named_by); named != nullptr && *named != '\0') {
     if (!there_is(named))
       throw Error(Fault::unavailable, std::string(named_by) + "=" + named + ": there is no such file");
-    return fs::absolute(named);  // a bare name would be looked for elsewhere
+    return {fs::absolute(named), {}};  // a bare name would be looked for elsewhere
   }
   const std::vector<fs::path> system = system_libraries(), packaged = packaged_libraries();
-  if (has_rdma_devices())
+  Choice choice;
+  if (has_rdma_devices()) {
     for (const fs::path& path : system)
-      if (contains(modules_beside(path), "ib")) return path;
-  if (!packaged.empty()) return packaged.front();
-  if (!system.empty()) return system.front();
+      if (contains(modules_beside(path), "ib")) return {path, {}};
+    choice.bundled = bundled_in(package_folders());
+  }
+  if (!packaged.empty())
+    choice.path = packaged.front();
+  else if (!system.empty())
+    choice.path = system.front();
+  if (!choice.path.empty() || !choice.bundled.empty()) return choice;
   throw Error(Fault::unavailable, std::string("no UCX here: ") + how_to_get);
 }
 
@@ -128,12 +140,39 @@ void require_version(const Library& found) {
                                       how_to_get);
 }
 
-Library load() {
-  const fs::path path = choose();
-  void* const handle = load_quietly(path);
+// Leaves in `choice.path` what was opened, and in `why_not` why a bundled one, if there is one, cannot use its verbs.
+void* open(Choice& choice, std::string& why_not) {
+  if (!choice.bundled.empty()) {
+    const Opened opened = open_bundled(choice.bundled, load_quietly);
+    if (!opened.why_not.empty())
+      why_not = choice.bundled.string() + " has verbs, but cannot be used: " + opened.why_not;
+    if (opened.handle != nullptr) {
+      choice.path = choice.bundled;
+      return opened.handle;
+    }
+    if (choice.path.empty()) throw Error(Fault::unavailable, "no UCX here: " + why_not + "; " + how_to_get);
+  }
+  void* const handle = load_quietly(choice.path);
   if (handle == nullptr) throw Error(Fault::unavailable, std::string("UCX cannot be loaded: ") + ::dlerror());
+  return handle;
+}
+
+// What nobody should overlook where there are RDMA devices.
+std::string warn_of(const Library& found, const std::string& why_not) {
+  if (found.has("ib") && why_not.empty()) return {};
+  std::string text = "this machine has RDMA devices, and the UCX in use ";
+  text += found.has("ib") ? "cannot use them" : "was built without verbs";
+  text += ": it will use TCP. ";
+  if (!why_not.empty()) text += why_not + ". ";
+  return text + "Install the system's (Debian, Ubuntu: libucx0), or name one with verbs by KVXFER_UCX_LIBRARY";
+}
+
+Library load() {
+  Choice choice = choose();
+  std::string why_not;
+  void* const handle = open(choice, why_not);
   Library found;
-  found.path = path.string();
+  found.path = choice.path.string();
   const auto look_up = [&]<typename Function>(Function& function, const char* name) {
     function = reinterpret_cast<Function>(::dlsym(handle, name));
     if (function == nullptr)
@@ -149,10 +188,7 @@ Library load() {
   KVXFER_UCP_FUNCTIONS(KVXFER_UCP_LOOK_UP)
 #undef KVXFER_UCP_LOOK_UP
   found.modules = modules_beside(found.path);
-  if (has_rdma_devices() && !found.has("ib"))
-    found.warning =
-        "this machine has RDMA devices, and the UCX in use was built without verbs: it will use TCP. "
-        "Install the system's (Debian, Ubuntu: libucx0), or name one with verbs by KVXFER_UCX_LIBRARY";
+  if (has_rdma_devices()) found.warning = warn_of(found, why_not);
   return found;
 }
 

@@ -72,6 +72,20 @@ def wheel_library() -> str:
     return f"{found.submodule_search_locations[0]}/lib/libucp.so.0"
 
 
+SYSTEM_LIBRARIES = "/usr/lib/x86_64-linux-gnu"
+NIXL = {"PYTHONPATH": str(Path(__file__).parents[3] / "build" / "rdma" / "nixl")}
+"""As if NIXL's wheel were installed."""
+
+
+def hidden(*mounts: str) -> tuple[str, ...]:
+    """To run a command under, with these `mount` arguments in force for it alone."""
+    return ("unshare", "--mount", "sh", "-ec", "".join(f"mount {one}; " for one in mounts) + 'exec "$@"', "sh")
+
+
+WITHOUT_SYSTEM_VERBS = f"-t tmpfs none {SYSTEM_LIBRARIES}/ucx"
+"""The system's UCX has no modules then."""
+WITHOUT_LIBIBVERBS = f"--bind /dev/null {SYSTEM_LIBRARIES}/libibverbs.so.1"
+
 CASES: dict[str, Case] = {
     "tcp": Case(("--backend", "tcp", "--tokens", "16")),
     "verbs": Case((*UCX, "--tokens", "16", "--op", "both", "--dtype", "bf16,fp8", "--require-transport", "rc"), VERBS),
@@ -85,11 +99,18 @@ CASES: dict[str, Case] = {
         {"KVXFER_UCX_LIBRARY": wheel_library(), "UCX_TLS": "rc,tcp", "UCX_NET_DEVICES": "lo"},
         alone=True,
     ),
+    "bundled": Case(
+        (*UCX, "--tokens", "16", "--op", "both", "--require-transport", "rc"),
+        NIXL,
+        within=hidden(WITHOUT_SYSTEM_VERBS),
+        alone=True,
+    ),
 }
 
 
 def main(exchange: Path) -> None:
     (exchange / "perftest.json").write_text(json.dumps(asdict(perftest())))
+    (exchange / "no libibverbs.json").write_text(json.dumps(asdict(doctor_without_libibverbs())))
     with serving(exchange) as server:
         for name, case in CASES.items():
             print(f"guest: {name}", flush=True)
@@ -108,6 +129,12 @@ def perftest() -> Ran:
         ran = watched([*command, ADDRESS], {}, Path("/nonexistent"))
         listening.kill()
     return ran
+
+
+def doctor_without_libibverbs() -> Ran:
+    """Where NIXL's UCX is the one with verbs, and cannot use them."""
+    within = hidden(WITHOUT_SYSTEM_VERBS, WITHOUT_LIBIBVERBS)
+    return watched([*within, *KVXFER, "doctor", "--json", "-"], NIXL, Path("/nonexistent"))
 
 
 @contextlib.contextmanager
