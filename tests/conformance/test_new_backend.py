@@ -48,7 +48,7 @@ def package_with(tree: Path) -> Path:
     nanobind = run(f"{sys.executable} -m nanobind --cmake_dir", tree).strip()
     run(
         f"cmake -S . -B build/mine -DKVXFER_PYTHON=ON -DPython_EXECUTABLE={sys.executable} -Dnanobind_DIR={nanobind}"
-        " && cmake --build build/mine --target _native --parallel",
+        " && cmake --build build/mine --target _native --parallel 2",
         tree,
     )
     home = tree / "venv"
