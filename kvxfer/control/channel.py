@@ -132,7 +132,7 @@ def server_socket(endpoint: str, keys: KeyPair | None, allowed: frozenset[str]) 
     authenticator = None
     socket = context.socket(zmq.ROUTER)
     try:
-        socket.setsockopt(zmq.LINGER, 200)
+        socket.setsockopt(zmq.LINGER, 600)  # for the last word to clients, on a host that is busy too
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a message to a client whose connection is gone is an error
         socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))

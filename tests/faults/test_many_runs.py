@@ -62,4 +62,5 @@ def test_nothing_grows_in_serve(place: Place) -> None:
     print(f"{RUNS} runs of {', '.join(BACKENDS)}: {early} KiB, then {late}; {held[-1]} descriptors, threads, children")
     assert late - early < SLACK_KIB, f"serve grew by {late - early} KiB in {RUNS} runs"
     first, last = (list(map(statistics.median, zip(*held[window], strict=True))) for window in windows)
-    assert first == last, "descriptors, threads and children"
+    for early, late in zip(first, last, strict=True):  # what one run leaves open may be looked at a moment too soon
+        assert late <= early, f"descriptors, threads and children: {first}, then {last}"
