@@ -110,7 +110,7 @@ class Running:
     def err(self) -> str:
         return b"".join(self._chunks).decode(errors="replace")
 
-    def says(self, words: str, seconds: float = 20, times: int = 1) -> None:
+    def says(self, words: str, seconds: float = 60, times: int = 1) -> None:
         """Wait until stderr holds the words, so many times."""
 
         def said() -> bool:
