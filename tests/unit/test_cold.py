@@ -96,8 +96,10 @@ def test_by_hand() -> None:
     ]
     found = predicted_cold(rows, 200, Prediction(12.0, 10.0, 14.0))
     assert found == Prediction(4 + (4 + 9) / 2 + 3 * 12, 2 + (4 + 8) / 2 + 1.5 * 10, 6 + (4 + 10) / 2 + 3 * 14)
-    assert predicted_cold(rows, 50, Prediction(12.0, 10.0, 14.0)).ms == 4 + 4 + 36  # type: ignore[union-attr]
-    assert predicted_cold(rows, 900, Prediction(12.0, 10.0, 14.0)).ms == 4 + 9 + 36  # type: ignore[union-attr]
+    for size, prepare_ms in ((50, 4), (900, 9)):
+        cold = predicted_cold(rows, size, Prediction(12.0, 10.0, 14.0))
+        assert cold is not None
+        assert cold.ms == 4 + prepare_ms + 36
 
 
 @settings(max_examples=50)
@@ -156,9 +158,9 @@ def test_of_committed_runs_it_is_what_the_page_says() -> None:
 
 
 def printed(result: dict[str, Any]) -> str:
-    console = Console(width=120, file=io.StringIO())
-    render(result, console)
-    return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    printed = io.StringIO()
+    render(result, Console(width=120, file=printed))
+    return " ".join(printed.getvalue().split())
 
 
 def test_both_are_printed_under_their_names() -> None:

@@ -230,7 +230,9 @@ def test_the_products_that_are_computed_are_those_that_are_counted(kind: str, mo
     """But those of attention to all tokens, which is torch's own."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    nothing = lambda query, _, values, **__: values[:, :, : query.shape[2]]  # noqa: E731
+    def nothing(query: Any, _: Any, values: Any, **__: Any) -> Any:
+        return values[:, :, : query.shape[2]]
+
     monkeypatch.setattr(attention, "scaled_dot_product_attention", nothing)
     w = KINDS[kind]
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
