@@ -21,7 +21,7 @@ CTEST := $(BIN)/ctest --output-on-failure --no-tests=error --parallel $(JOBS) --
 BENCH_ARGS ?=
 PEERS_ARGS ?=
 
-.PHONY: bench benchmarks peers ucx-speed cost-model test test-full install install-dev lint test-native test-python sanitize test-slow test-slow-faults test-slow-within test-slow-rest test-rdma fuzz clean
+.PHONY: bench benchmarks peers ucx-speed cost-model test test-full install install-dev lint test-native test-python test-python-units test-python-processes sanitize test-slow test-slow-faults test-slow-within test-slow-rest test-rdma fuzz clean
 
 bench: install
 	$(BIN)/python -m kvxfer.bench --model 70b --backend all $(BENCH_ARGS)
@@ -75,8 +75,15 @@ test-native: install-dev
 	$(CMAKE) --build build/tests --parallel $(JOBS) >> build/tests.log 2>&1 || (cat build/tests.log; false)
 	$(CTEST) build/tests
 
+# In two parts at once: what computes in one process, and what starts others and waits for them.
 test-python: install-dev
-	$(BIN)/pytest -m 'not slow' --benchmark-disable tests bench/suites
+	$(MAKE) --jobs=2 --output-sync=target test-python-units test-python-processes
+
+test-python-units:
+	$(BIN)/pytest -m 'not slow' --benchmark-disable tests/unit bench/suites
+
+test-python-processes:
+	$(BIN)/pytest -m 'not slow' --benchmark-disable tests --ignore=tests/unit
 
 # Bandwidths are measured, and all memory taken, with nothing beside them. Faults wait most of the time, so the rest runs
 # next to them, in two parts, and the emulated machine when one of these is done: a fourth at once starves the others.

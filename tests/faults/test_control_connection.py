@@ -28,7 +28,7 @@ CHAIN = 3
 
 EVERY = "KVXFER_EVERY_FAULT" in os.environ
 
-APART = 1 if EVERY else 20
+APART = 1 if EVERY else 28
 """Every so many-th message is tried with a fault. Each fault begins one message later than the one before."""
 
 SEALED_APART = 6

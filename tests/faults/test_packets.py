@@ -32,7 +32,7 @@ AT_ONCE = 4
 CHAIN = 3, 8
 """Faults that one serve takes, one after another: at least, where there are so many, and at most."""
 
-APART = 1 if "KVXFER_EVERY_FAULT" in os.environ else 197
+APART = 1 if "KVXFER_EVERY_FAULT" in os.environ else 293
 """Every so many-th of all faults is tried, unless all are asked for."""
 
 OPS = ("push", "pull")

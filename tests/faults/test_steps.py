@@ -24,7 +24,7 @@ AT_ONCE = 5
 
 CHAIN = 8
 
-STEPS_APART = 1 if "KVXFER_EVERY_FAULT" in os.environ else 14
+STEPS_APART = 1 if "KVXFER_EVERY_FAULT" in os.environ else 20
 """Every so many-th step is tried with a fault, unless all are asked for. Each fault begins one step later than the one
 before, so that every step is hit for every backend."""
 
