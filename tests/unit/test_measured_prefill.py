@@ -31,6 +31,7 @@ from kvxfer.result.file import schema
 
 torch = pytest.importorskip("torch")
 
+# These import torch, which need not be here.
 from kvxfer.measure.forward import attention  # noqa: E402
 from kvxfer.measure.forward.making import normed  # noqa: E402
 from kvxfer.measure.forward.mlp import ACTIVATIONS  # noqa: E402

@@ -58,8 +58,15 @@ def options(model: str, sides: Sides, layout: str, links: str = "per-rank") -> O
 
 def row_of(model: str, sides: Sides, layout: str, fragmentation: float) -> Row:
     asked = read(options(model, sides, layout))
-    ranks: dict[str, Ranks] = {"prefill": asked.prefill, "decode": asked.decode}
-    return Row(asked.spec(BF16), "tcp", "push", TOKENS, fragmentation=fragmentation, **ranks)  # type: ignore[arg-type]
+    return Row(
+        asked.spec(BF16),
+        "tcp",
+        "push",
+        TOKENS,
+        fragmentation=fragmentation,
+        prefill=asked.prefill,
+        decode=asked.decode,
+    )
 
 
 def planned_sends(row: Row, cut: Cut, after: list[int]) -> dict[tuple[int, int], Counter[tuple[int, int, str]]]:

@@ -27,7 +27,7 @@ UcpContext::UcpContext(const Library& library, Errors errors) : library_(library
   // A listener may otherwise find the port of one before it busy.
   set(config, "TCP_CM_REUSEADDR", "y");
   set(config, "RDMA_CM_REUSEADDR", "y");
-  // Pieces that one progress of UCX copies by cma. Its default of one asks the sockets for news after each: 0.5 µs.
+  // Pieces that one progress of UCX copies by cma. Its default of one asks the sockets for news after each.
   set(config, "CMA_TX_QUOTA", "8");
   // Of several interfaces only that of the data address: UCX would divide the bytes among all of them. Not where shared
   // memory is wanted, which belongs to none; nor where RDMA has to be wired up over TCP.

@@ -30,7 +30,7 @@ struct Settings {
   Pull pull = Pull::by_transport;
   std::uint32_t window = 128;  // requests under way per endpoint
   // How long a thread that waits asks UCX again, at most, before it sleeps; within a host. Over a link of 5 Gbit/s it
-  // would triple the CPU time and be no faster.
+  // would triple the CPU time.
   Nanoseconds asking = 50'000;
   std::uint16_t data_port = 0;  // where lane 0 came in, if that was asked for: listeners use those that follow it
 };
