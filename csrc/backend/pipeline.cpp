@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "backend/prompt_timers.h"
+
 namespace kvxfer {
 
 namespace {
@@ -315,6 +317,7 @@ void require_sane(std::span<const LoopRequest> requests, std::span<const Send> s
 PipelineResult run_pipeline(Context& context, std::span<const LoopRequest> requests, std::span<const Extent> regions,
                             std::span<const Send> sends, Compute* compute, const PipelineSettings& settings) {
   require_sane(requests, sends, compute, settings);
+  const PromptTimers prompt;
   return PipelineLoop(context, requests, regions, sends, compute, settings).run();
 }
 

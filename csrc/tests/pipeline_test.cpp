@@ -1,5 +1,7 @@
 #include "backend/pipeline.h"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <mutex>
 
@@ -284,6 +286,27 @@ struct Answering final : Script {
 };
 
 constexpr std::uint64_t first_tag = std::uint64_t{5} << 16;
+
+// A timer that may be late would be counted to each send that waits for its layer.
+TEST(pipeline, its_timers_are_prompt_and_the_thread_s_are_then_as_before) {
+  constexpr int before = 70'000;
+  CHECK_EQ(::prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(before), 0, 0, 0), 0);
+  struct Watching final : Script {
+    int slack_ns = 0;
+    Watching() : Script(1) {}
+    void post(Plan&, Op, std::span<const std::uint32_t>, std::uint64_t tag, const ReadyFlag*) override {
+      slack_ns = ::prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+      say(EventKind::confirmed, 0, tag, now_ns());
+      say(EventKind::released, 0, tag);
+    }
+  } script;
+  TimedCompute compute({0});
+  script.say(EventKind::armed, 0, first_tag);
+  run_pipeline(script, script.requests(1, 1), {}, std::vector<Send>{{1, {{0}}}}, &compute,
+               {.first_epoch = 5, .stall_ns = second});
+  CHECK_EQ(script.slack_ns, 1);
+  CHECK_EQ(::prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0), before);
+}
 
 TEST(pipeline, nothing_leaves_before_it_is_computed) {
   for (const Op op : {Op::push, Op::pull}) {
