@@ -21,6 +21,10 @@ Weights = Sequence[Sequence[Weight]]
 """Of each chunk of a prompt what each send weighs."""
 
 
+Part = tuple[tuple[int, ...], ...]
+"""Some layers: of each group a block's bytes, the pieces of a run of blocks, those of a block that joins no run."""
+
+
 @dataclass(frozen=True)
 class Departures:
     """The sends of a chunk leave after so many layers of it, of all; `links` holds the weights on each link."""
@@ -62,6 +66,7 @@ class Leaving:
         self._bytes = [list(accumulate(group)) for group in bytes_]  # of a block, up to each layer
         self._joined = [list(accumulate(group)) for group in joined]  # pieces of a run of blocks
         self._apart = [list(accumulate(group)) for group in apart]  # pieces of a block that joins no run
+        self._known_parts: dict[tuple[int, ...], list[Part]] = {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Leaving) and self._weighs == other._weighs
@@ -79,21 +84,31 @@ class Leaving:
 
         `ends` are the blocks of each group that there are at the end of each chunk.
         """
+        parts = self._parts(tuple(after))
         found = []
-        parts = list(zip([0, *after[:-1]], after, strict=True))
         begins: Sequence[int] = [0] * len(self._bytes)
         for chunk in ends:
             blocks = [end - begin for begin, end in zip(begins, chunk, strict=True)]
             runs = [run_count(count, fragmentation) if count else 0 for count in blocks]
-            found.append([self._weight(first, end, blocks, runs) for first, end in parts])
+            weights = {part: _weight(part, blocks, runs) for part in set(parts)}
+            found.append([weights[part] for part in parts])
             begins = chunk
         return found
 
-    def _weight(self, first: int, end: int, blocks: Sequence[int], runs: Sequence[int]) -> Weight:
-        """Of layers first … end."""
-        size = pieces = 0
-        for group, count in enumerate(blocks):
-            size += count * (self._bytes[group][end] - self._bytes[group][first])
-            pieces += runs[group] * (self._joined[group][end] - self._joined[group][first])
-            pieces += count * (self._apart[group][end] - self._apart[group][first])
-        return size, pieces
+    def _parts(self, after: tuple[int, ...]) -> list[Part]:
+        """What a block of each group weighs of the layers of each send; layers are mostly alike, and so are these."""
+        if after not in self._known_parts:
+            spans = list(zip([0, *after[:-1]], after, strict=True))
+            groups = list(zip(self._bytes, self._joined, self._apart, strict=True))
+            self._known_parts[after] = [
+                tuple((*(kind[end] - kind[first] for kind in group),) for group in groups) for first, end in spans
+            ]
+        return self._known_parts[after]
+
+
+def _weight(part: Part, blocks: Sequence[int], runs: Sequence[int]) -> Weight:
+    size = pieces = 0
+    for (bytes_, joined, apart), count, of_runs in zip(part, blocks, runs, strict=True):
+        size += count * bytes_
+        pieces += of_runs * joined + count * apart
+    return size, pieces

@@ -87,8 +87,8 @@ def usable_ns(sends: Sequence[Ready], link: Carrier) -> list[float]:
 
 
 def exposed_ns(sends: Sequence[Ready], link: Carrier, compute_ns: float) -> float:
-    """How much later than the end of compute the last byte is usable; never below zero."""
-    return max(0.0, *(at - compute_ns for at in usable_ns(sends, link))) if sends else 0.0
+    """How much later than the end of compute the last byte, which is the last send's, is usable; never below zero."""
+    return max(0.0, usable_ns(sends, link)[-1] - compute_ns) if sends else 0.0
 
 
 def computed_sends(chunks: Sequence[tuple[float, Sequence[Weight]]], after: Sequence[int]) -> list[Ready]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 from kvxfer.cache.leaving import Leaves
@@ -124,10 +125,18 @@ class Pipelining:
 
     def sends(self, tokens: int, cut: Cut) -> tuple[list[list[Ready]], float]:
         """What leaves of a prompt over each link, and the ns of its compute."""
-        ends, times = self._chunks(tokens, cut)
-        leaving = self.leaves(tokens, ends, cut.layers)
-        links = [computed_sends(list(zip(times, link, strict=True)), leaving.after) for link in leaving.links]
-        return links, sum(times)
+        known = self._known_sends
+        if (tokens, cut) not in known:
+            ends, times = self._chunks(tokens, cut)
+            leaving = self.leaves(tokens, ends, cut.layers)
+            links = [computed_sends(list(zip(times, link, strict=True)), leaving.after) for link in leaving.links]
+            known[tokens, cut] = links, sum(times)
+        return known[tokens, cut]
+
+    @cached_property
+    def _known_sends(self) -> dict[tuple[int, Cut], tuple[list[list[Ready]], float]]:
+        """The same on every path of a plan."""
+        return {}
 
     def _outside(self, crossing: Crossing, tokens: int, cut: Cut) -> list[Ready]:
         """The sends of a prompt whose like was not measured."""
