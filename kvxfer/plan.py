@@ -210,9 +210,7 @@ def _predict(request: Request, rows: Sequence[dict[str, Any]]) -> None:
         pieces = request.pieces(dtype, request.offered.regions, request.offered.fragmentation)
         for row in rows:
             if models and row["dtype"] == dtype.name:
-                row["predicted"] = predicted_entries(
-                    models, request.measurement.rows, row["bytes"], pieces(row["tokens"]), row["prefill_ms"]
-                )
+                row["predicted"] = predicted_entries(models, row["bytes"], pieces(row["tokens"]), row["prefill_ms"])
 
 
 def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DType, Wires]) -> list[str]:

@@ -16,7 +16,11 @@ ONE_RANK = {"prefill": 1, "decode": 1}
 
 @dataclass(frozen=True)
 class Prediction:
-    """Milliseconds of a request; low and high with α, γ and 1/β all at the same ends of their 95 % intervals."""
+    """Milliseconds of a request.
+
+    low and high are steady's with α, γ and 1/β all at the same ends of their 95 % intervals, and cold's between which
+    95 % of the fresh starts were.
+    """
 
     ms: float
     low_ms: float
@@ -24,11 +28,19 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class Cold:
+    """The cost model of a pair's first request, and between which shares of it single ones were."""
+
+    fitted: CostModel
+    spread: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class Fitted:
     """A cost model, and what it is of: `model` is the one whose cache was moved; bytes and descriptors are its range.
 
     low and high are the model with all figures at the ends of their intervals. held_out_percent is the median error on
-    requests that took no part in the fit, None where there were none.
+    requests that took no part in the fit, None where there were none. cold is None where nobody told set-up.
     """
 
     fitted: CostModel
@@ -43,6 +55,7 @@ class Fitted:
     descriptors: tuple[int, int]
     held_out_percent: float | None
     one_rank: bool = True
+    cold: Cold | None = None
 
     @property
     def latency_ns(self) -> float:
@@ -64,6 +77,14 @@ class Fitted:
             return None
         low, middle, high = (one.predict_ns(descriptors, size) / 1e6 for one in (self.low, self.fitted, self.high))
         return Prediction(middle, low, high)
+
+    def predict_cold(self, size: float, descriptors: float) -> Prediction | None:
+        """The first request of a pair of running engines; None outside the range, or where it is not known."""
+        if self.cold is None or not self.reach.has(size, descriptors):
+            return None
+        low, high = self.cold.spread
+        ms = self.cold.fitted.predict_ns(descriptors, size) / 1e6
+        return Prediction(ms, ms * low, ms * high)
 
 
 def fitted_models(records: Sequence[Any]) -> list[Fitted]:
@@ -97,12 +118,27 @@ def _fitted(record: Any) -> Fitted:
             descriptors=_range(record["valid"]["descriptors"]),
             held_out_percent=None if held_out is None else finite(held_out["median_percent"]),
             one_rank=record.get("tp", ONE_RANK) == record.get("pp", ONE_RANK) == ONE_RANK,
+            cold=_cold(record),
             **{name: _text(record[name]) for name in ("model", "dtype", "backend", "op", "scope")},
         )
     except (KeyError, TypeError, ValueError, IndexError, ArithmeticError) as error:
         raise UsageError(
             f"the cost model of {quoted(record.get('backend'))} in the result is damaged; measure again"
         ) from error
+
+
+def _cold(record: Mapping[str, Any]) -> Cold | None:
+    """None in results of an earlier kvxfer."""
+    cold = record.get("cold")
+    if cold is None:
+        return None
+    low, high = map(finite, cold["spread"])
+    return Cold(cold_model(record), (low, high))
+
+
+def cold_model(record: Mapping[str, Any]) -> CostModel:
+    """The first request's in an entry of a result file's `cost_model` that has one; several are never in flight."""
+    return from_record({**record["cold"], "occupancy_ns": None, "backend": record["backend"]})
 
 
 def _at_an_end(model: CostModel, record: Mapping[str, Any], end: int) -> CostModel:

@@ -16,24 +16,12 @@ ASSUMED_COMPUTE = "assumed prefill"
 
 
 @dataclass(frozen=True)
-class PairStart:
-    """What the first request of a pair of running engines took, in ms: to connect and exchange keys, the rest apart."""
-
-    meeting_ms: float
-    prepare_ms: float
-    first_ms: float
-
-    @property
-    def cold_ms(self) -> float:
-        return self.meeting_ms + self.prepare_ms + self.first_ms
-
-
-@dataclass(frozen=True)
 class Measured:
     """One row of a result: the median transfer and the median time from the start of the processes to the first one.
 
-    In ms, None where the row has too few samples. `starts` are its fresh pairs, none where a phase is not told. `of` is
-    the row's id, `scope` what its bytes went through (on one host that says nothing about the links).
+    In ms, None where the row has too few samples. `cold_pairs_ms` has the first request of each fresh pair of running
+    engines, none where a phase is not told. `of` is the row's id, `scope` what its bytes went through (on one host that
+    says nothing about the links).
     """
 
     of: str
@@ -48,19 +36,19 @@ class Measured:
     cold_ms: float | None
     tp: tuple[int, int] = (1, 1)  # of prefill, of decode
     pp: tuple[int, int] = (1, 1)
-    starts: tuple[PairStart, ...] = ()
+    cold_pairs_ms: tuple[float, ...] = ()
     inflight: int = 1  # requests at once; of several each one's time has waiting for the others in it
     exposed_ms: float | None = None  # what the best pipelining did not hide behind the assumed prefill
     behind_ms: float | None = None  # which took so long; it says nothing of another prefill
 
     @property
     def cold_pair_ms(self) -> float | None:
-        """The first request of a pair of running engines, median of the starts."""
-        return median(start.cold_ms for start in self.starts) if self.starts else None
+        """Median of the starts."""
+        return median(self.cold_pairs_ms) if self.cold_pairs_ms else None
 
     @property
     def cold_pair_longest_ms(self) -> float | None:
-        return max((start.cold_ms for start in self.starts), default=None)
+        return max(self.cold_pairs_ms, default=None)
 
 
 def measured_rows(rows: Sequence[Mapping[str, Any]], scope: str) -> list[Measured]:
@@ -94,7 +82,7 @@ def _measured(row: Mapping[str, Any], scope: str) -> Measured:
         cold_ms=_cold_ms(row),
         tp=_sides(row, "tp"),
         pp=_sides(row, "pp"),
-        starts=_starts(row),
+        cold_pairs_ms=_cold_pairs_ms(row),
         inflight=_field({"inflight": 1} | dict(row), "inflight", int),
         exposed_ms=_exposed_ms(row),
         behind_ms=_behind_ms(row),
@@ -148,7 +136,7 @@ def _cold_ms(row: Mapping[str, Any]) -> float | None:
     return _ms(cold, "p50", row)
 
 
-def _starts(row: Mapping[str, Any]) -> tuple[PairStart, ...]:
+def _cold_pairs_ms(row: Mapping[str, Any]) -> tuple[float, ...]:
     """Each fresh start's; none where a phase is not there."""
     setup = row.get("setup") or {}
     if any(phase not in setup for phase in COLD_PHASES):
@@ -161,10 +149,7 @@ def _starts(row: Mapping[str, Any]) -> tuple[PairStart, ...]:
         samples.append([_as_ms(ns, row, f"setup.{phase}.samples") for ns in listed])
     if len({len(listed) for listed in samples}) > 1:
         raise _wrong(row, "setup", "phases of different numbers of starts")
-    return tuple(
-        PairStart(connect + exchange, prepare, first)
-        for connect, exchange, prepare, first in zip(*samples, strict=True)
-    )
+    return tuple(map(sum, zip(*samples, strict=True)))
 
 
 def _ms(holder: Mapping[str, Any], field: str, row: Mapping[str, Any] | None = None) -> float | None:

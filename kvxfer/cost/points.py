@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from kvxfer.cost.model import CostModel
+from kvxfer.result.cold import COLD_PHASES, summary
 
 Role = Literal["fit", "held_out", "inflight"]
 """`held_out`: took no part in the fit, and tells how good it is; `inflight`: several at once, splits α."""
@@ -17,6 +18,8 @@ Role = Literal["fit", "held_out", "inflight"]
 @dataclass(frozen=True)
 class Point:
     """One request. process_ns is its time in each fresh start: the median, or with several in flight wall / requests.
+
+    `starts` are what each of them took before: the ns of the phases of cold, the first transfer among them.
 
     Samples of one process are alike in what differs between processes (where its memory lies, which core it is on), so
     a process counts as one observation, however many samples it took.
@@ -30,6 +33,7 @@ class Point:
     tokens: int = 0
     block_size: int = 0
     fragmentation: float = 1.0
+    starts: tuple[Mapping[str, int], ...] = ()
 
     @property
     def median_ns(self) -> float:
@@ -52,6 +56,9 @@ class Point:
             "descriptors": self.descriptors,
             "bytes": self.bytes,
             "process_ns": [round(each) for each in self.process_ns],
+            "setup": {phase: summary([start[phase] for start in self.starts]) for phase in COLD_PHASES}
+            if self.starts
+            else None,
             "p50_ns": round(self.median_ns),
             "predicted_ns": None if several else round(model.predict_ns(self.descriptors, self.bytes, self.inflight)),
         }

@@ -32,7 +32,7 @@ POSTING = Prior(
 USUAL_POSTING_US = (2.4, 3.2)
 """Per descriptor in reports of vLLM with NIXL (vLLM #35264, #34054)."""
 
-TCP_ALPHA_US, TCP_GAMMA_US = 70.0, 0.26
+TCP_ALPHA_US, TCP_GAMMA_US = 62.0, 0.25
 TCP_FIT = "kvxfer's own fit of tcp push within one host of 2 CPUs"
 """What `make cost-model` found on 2026-11-30: bench/results has it."""
 

@@ -184,6 +184,9 @@ class Path(Protocol):
     def longest(self) -> Measured | None:
         """The row of the longest prompt that was measured."""
 
+    def setup_ms(self, tokens: int) -> float | None:
+        """What the first request of a pair waits for beside a transfer: of that row, or of this prompt, reached."""
+
     @property
     def carrier(self) -> Carrier:
         """What carries a send."""
@@ -220,6 +223,10 @@ class MeasuredPath:
     def longest(self) -> Measured:
         return self.rows[-1]
 
+    def setup_ms(self, tokens: int) -> float | None:
+        cold_ms = self.longest.cold_pair_ms
+        return None if cold_ms is None else max(0.0, cold_ms - (self.longest.transfer_ms or 0.0))
+
     @property
     def carrier(self) -> MeasuredLink:
         """Of a single size others take their share."""
@@ -237,7 +244,7 @@ class MeasuredPath:
 
 @dataclass(frozen=True)
 class FittedPath:
-    """A cost model that was fitted between two hosts, of one cache. longest is a row of that run, for its set-up."""
+    """A cost model that was fitted between two hosts, of one cache. longest, a row of that run, tells pipelining."""
 
     fitted: Fitted
     sizes: Callable[[int], int]
@@ -257,6 +264,10 @@ class FittedPath:
 
     def gbit(self, tokens: int) -> float:
         return self.sizes(tokens) * 8 / self.transfer_ms(tokens) / 1e6
+
+    def setup_ms(self, tokens: int) -> float | None:
+        cold = self.fitted.predict_cold(self.sizes(tokens), self.pieces(tokens))
+        return None if cold is None else max(0.0, cold.ms - self.transfer_ms(tokens))
 
     @property
     def carrier(self) -> Carrier:
@@ -278,7 +289,6 @@ def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None])
     share = len(reached) / len(traffic.prompts)
     median, p99 = traffic.load.percentile(50), traffic.load.percentile(99)
     longest = path.longest
-    cold_ms = None if longest is None else longest.cold_pair_ms
     pipelined = traffic.pipelined(path.carrier, path.reaches) if path.tells_sends else None
     return PathCost(
         dtype=traffic.dtype,
@@ -290,7 +300,7 @@ def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None])
         median_ms=path.transfer_ms(median) if path.reaches(median) else None,
         p99_ms=path.transfer_ms(p99) if path.reaches(p99) else None,
         exposed_ms=None if longest is None else exposed.get(longest.of),
-        setup_ms=None if longest is None or cold_ms is None else max(0.0, cold_ms - (longest.transfer_ms or 0.0)),
+        setup_ms=path.setup_ms(reached[-1]),
         busy=traffic.busy(path.carrier, pipelined, traffic.together),
         pipelined=pipelined,
     )

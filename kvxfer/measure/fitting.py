@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from kvxfer.backend.probe import MEASURES_NOTHING
+from kvxfer.cost.cold import cold_record
 from kvxfer.cost.fit import LEAST_PROCESSES, fit
 from kvxfer.cost.points import Point, Role
 from kvxfer.errors import KvxferError, PeerLostError
@@ -21,6 +22,7 @@ from kvxfer.measure.row import NOISY_SHARE, Say, others_share
 from kvxfer.measure.run import Outcome, Request, require_transport
 from kvxfer.measure.session import Session
 from kvxfer.measure.steady import SteadyState
+from kvxfer.result.cold import COLD_PHASES
 
 MOST_PROCESSES = 7
 """Fresh starts of each request; more would make the intervals a little narrower and the wait longer."""
@@ -36,31 +38,40 @@ TICKS_NS = 20_000_000
 FIRST_NUMBER = 0
 
 
+@dataclass(frozen=True)
+class Process:
+    """A fresh start of a request's processes: its steady time and its phases in ns, and whether others disturbed it."""
+
+    ns: float
+    start: Mapping[str, int]
+    noisy: bool
+
+
 @dataclass
 class Sampled:
-    """One request of the grid, with a time from each process so far."""
+    """One request of the grid, with the processes so far."""
 
     role: Role
     row: Row
     descriptors: int = 0
-    ns: list[float] = field(default_factory=list)
-    noisy: list[bool] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
 
     @property
-    def quiet_ns(self) -> list[float]:
-        """The times of processes that others did not disturb."""
-        return [ns for ns, noisy in zip(self.ns, self.noisy, strict=True) if not noisy]
+    def _quiet(self) -> list[Process]:
+        return [process for process in self.processes if not process.noisy]
 
     @property
     def disturbed(self) -> bool:
         """Whether too few processes were left in peace, so that the others have to count too."""
-        return len(self.quiet_ns) < LEAST_PROCESSES
+        return len(self._quiet) < LEAST_PROCESSES
 
     def point(self) -> Point:
+        counted = self.processes if self.disturbed else self._quiet
         return Point(
             descriptors=self.descriptors,
             bytes=self.row.bytes,
-            process_ns=tuple(self.ns if self.disturbed else self.quiet_ns),
+            process_ns=tuple(process.ns for process in counted),
+            starts=tuple(process.start for process in counted),
             role=self.role,
             inflight=self.row.inflight,
             tokens=self.row.tokens,
@@ -78,8 +89,9 @@ def fit_all(session: Session, request: Request, hosts: Hosts, seconds: float, ou
         try:
             hosts.with_memory_now().require_memory([row])
             sampled, transport = _measure(session, row, hosts, seconds, request, say)
-            measured = [one for one in sampled if one.ns]
-            entry = fit([one.point() for one in measured], row.seed).as_record()
+            measured = [one for one in sampled if one.processes]
+            points = [one.point() for one in measured]
+            entry = fit(points, row.seed).as_record() | {"cold": cold_record(points, row.seed)}
         except KvxferError as error:
             outcome.errors.append(f"no cost model of {_named(row)}: {error}")
             outcome.status = max(outcome.status, error.status)
@@ -139,9 +151,10 @@ def _sample(session: Session, one: Sampled, hosts: Hosts, effort: Effort) -> str
     pair.end()
     one.descriptors = pair.descriptors
     totals = steady.totals
-    one.ns.append(float(np.median(steady.samples)) if row.inflight == 1 else totals.wall_ns / totals.requests)
+    ns = float(np.median(steady.samples)) if row.inflight == 1 else totals.wall_ns / totals.requests
     ticks = TICKS_NS / (totals.elapsed_ns * min(hosts.here.cpus, hosts.there.cpus))
-    one.noisy.append(others_share(totals, hosts) > NOISY_SHARE + ticks)
+    noisy = others_share(totals, hosts) > NOISY_SHARE + ticks
+    one.processes.append(Process(ns, {phase: pair.setup_ns[phase] for phase in COLD_PHASES}, noisy))
     return transport
 
 

@@ -18,6 +18,9 @@ NOTES = (
     "α: fixed time per request; of it hidden: what several requests at once hide. γ: time per piece. β: bandwidth.",
     "held out: |error| on requests that took no part in the fit, median (worst). p50: median of the fresh starts.",
 )
+COLD_NOTES = (
+    "First request of a pair of running engines: connect, keys, plan, transfer. Single starts: 95 % of them.",
+)
 
 
 def render_cost_models(models: Sequence[Row], scope: str, console: Console) -> None:
@@ -36,11 +39,28 @@ def render_cost_models(models: Sequence[Row], scope: str, console: Console) -> N
     print_pairs([pair for model in models for pair in _told(model)], console)
     for model in models:
         _print_held_out(model, console)
+    _print_cold([model for model in models if model.get("cold")], scope, console)
+
+
+def _print_cold(models: Sequence[Row], scope: str, console: Console) -> None:
+    """The first request of a pair, fitted as the later ones are."""
+    cold = [model["cold"] for model in models]
+    keys = [Column(name, [plain(model[name]) for model in models]) for name in ("backend", "dtype", "op")]
+    columns = [
+        _figures(cold, "α ms", "alpha_ns", 1e6),
+        _figures(cold, "γ µs", "gamma_ns", 1e3),
+        Column("β GB/s", [_beta(one["beta_gbyte_s"]) for one in cold]),
+        Column("held out\n%", [_held_out(one) for one in cold]),
+        _column(cold, "single starts\n÷ predicted", lambda one: "{:.2f} – {:.2f}".format(*one["spread"])),
+    ]
+    if cold:
+        print_table(f"Cost model of the first request of a pair ({scope})", keys, columns, console, COLD_NOTES)
+        print_pairs([(_named(model), _shape(model["cold"])) for model in models], console)
 
 
 def _told(model: Row) -> list[tuple[str, str]]:
     """Where a model holds, and where its bandwidth changes."""
-    name = f"{plain(model['backend'])}, {plain(model['dtype'])}, {plain(model['op'])}"
+    name = _named(model)
     (least, most), (fewest, many) = model["valid"]["bytes"], model["valid"]["descriptors"]
     told = f"{FORMS[model['form']]}, from {_size(least)} to {_size(most)} in {fewest:,} to {many:,} pieces"
     if model["valid"]["inflight"] > 1:
@@ -49,8 +69,20 @@ def _told(model: Row) -> list[tuple[str, str]]:
     if model["noisy_share"]:
         lines.append((name, f"noisy: others used the CPUs during {100 * model['noisy_share']:.0f} % of its requests"))
     if len(model["bands"]) > 1:
-        lines.append((name, f"one β does not fit: {'; '.join(map(_band, model['bands']))}"))
+        lines.append((name, _bands(model)))
     return lines
+
+
+def _named(model: Row) -> str:
+    return f"{plain(model['backend'])}, {plain(model['dtype'])}, {plain(model['op'])}"
+
+
+def _shape(cold: Row) -> str:
+    return FORMS[cold["form"]] + (f"; {_bands(cold)}" if len(cold["bands"]) > 1 else "")
+
+
+def _bands(model: Row) -> str:
+    return f"one β does not fit: {'; '.join(map(_band, model['bands']))}"
 
 
 def _band(band: Row) -> str:

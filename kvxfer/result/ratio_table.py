@@ -28,8 +28,7 @@ MEASURED = (
 )
 PREDICTED = (
     "from – to: with α, γ and β all at the same ends of their 95 % intervals.",
-    "cold: the first request of a pair of running engines, set up as the rows beside the model were; from – to: as the",
-    "fastest and as the slowest of their starts.",
+    "cold: the first request of a pair of running engines, fitted on fresh starts; from – to: 95 % of single starts.",
 )
 ITS_SHARE = "(%) is the share of that row's prefill, "
 

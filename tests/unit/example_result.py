@@ -123,6 +123,15 @@ def cost_model() -> dict[str, Any]:
             "descriptors": size // 65_536,
             "bytes": size,
             "process_ns": [p50_ns - 10_000, p50_ns, p50_ns + 10_000],
+            "setup": {
+                f"{phase}_ns": {"p50": ns, "max": ns + 10_000, "samples": [ns - 10_000, ns, ns + 10_000]}
+                for phase, ns in (
+                    ("connect", 1_200_000),
+                    ("exchange", 800_000),
+                    ("prepare", 1_000_000),
+                    ("first", p50_ns),
+                )
+            },
             "p50_ns": p50_ns,
             "predicted_ns": predicted_ns,
         }
@@ -158,6 +167,15 @@ def cost_model() -> dict[str, Any]:
             point("held_out", 41_943_040, 8_000_000, 8_256_000),
             point("inflight", 5_242_880, 1_000_000, 1_010_000, inflight=4),
         ],
+        "cold": {
+            "form": "sum",
+            "alpha_ns": figure(3_100_000.0),
+            "gamma_ns": figure(1_050.0),
+            "beta_gbyte_s": figure(4.2),
+            "bands": [{"from_bytes": 0, "beta_gbyte_s": figure(4.2), "step_ns": 0}],
+            "held_out": {"requests": 1, "median_percent": 6.1, "worst_percent": 6.1},
+            "spread": [0.8, 1.4],
+        },
     }
 
 

@@ -5,43 +5,28 @@ from __future__ import annotations
 import copy
 import io
 import json
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 from example_result import PHASES, cost_model, example_result, ok_row
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 
 from kvxfer import plan
-from kvxfer.cost.fitted import Fitted, Prediction, fitted_models
-from kvxfer.cost.measured import Measured, PairStart, measured_rows
-from kvxfer.cost.predicted import predicted_cold, predicted_entries, rows_beside
+from kvxfer.cost.cold import cold_record
+from kvxfer.cost.fitted import fitted_models
+from kvxfer.cost.measured import measured_rows
+from kvxfer.cost.points import Point
+from kvxfer.cost.predicted import predicted_entries
 from kvxfer.errors import UsageError
-from kvxfer.result.cold import cold_pair
+from kvxfer.result.cold import COLD_PHASES, cold_pair
 from kvxfer.result.file import read_result
 from kvxfer.result.tables import render
 
 BENCH = Path(__file__).parents[2] / "bench" / "results"
 FITS = sorted(BENCH.glob("*-cost-model-*.json"))
-
-TIMES = st.floats(1e-3, 1e4)
-STARTS = st.lists(st.builds(PairStart, TIMES, TIMES, TIMES), min_size=1, max_size=4).map(tuple)
-ROWS = st.lists(st.tuples(st.integers(1, 10**9), TIMES, STARTS), min_size=1, max_size=4)
-
-
-def row(size: int, transfer_ms: float | None, starts: tuple[PairStart, ...], **changes: Any) -> Measured:
-    fields = {"of": "a", "model": "llama-3.1-70b", "dtype": "bf16", "tokens": 512, "bytes": size, "backend": "tcp"}
-    fields |= {"op": "push", "scope": "loopback", "transfer_ms": transfer_ms, "cold_ms": None, "starts": starts}
-    return Measured(**(fields | changes))
-
-
-def model() -> Fitted:
-    (found,) = fitted_models([cost_model()])
-    return found
 
 
 # --- measured
@@ -74,7 +59,7 @@ def test_a_row_without_these_phases_does_not_tell_it() -> None:
     del first["setup"]["exchange_ns"]
     for damaged in (first, first | {"setup": None}):
         (measured,) = measured_rows([damaged], "network")
-        assert (measured.starts, measured.cold_pair_ms, measured.cold_pair_longest_ms) == ((), None, None)
+        assert (measured.cold_pairs_ms, measured.cold_pair_ms, measured.cold_pair_longest_ms) == ((), None, None)
 
 
 @pytest.mark.parametrize("damage", [3, {"p50": 1}, {"samples": [1, "2"]}, {"samples": [-1] * 5}, {"samples": [1]}])
@@ -85,73 +70,116 @@ def test_damaged_phases_are_refused_by_name(damage: Any) -> None:
         measured_rows([first], "network")
 
 
-# --- predicted
+# --- fitted and predicted
+
+
+def starts(cold_ns: Sequence[float]) -> tuple[dict[str, int], ...]:
+    """Fresh starts whose phases add up to these."""
+    return tuple(
+        {"connect_ns": 900_000, "exchange_ns": 600_000, "prepare_ns": 500_000, "first_ns": round(ns) - 2_000_000}
+        for ns in cold_ns
+    )
+
+
+def grid(scatter: Sequence[float] = (0.9, 1.0, 1.3)) -> list[Point]:
+    """3 ms, 1 µs a piece and 4 GB/s for a first request; later ones in half of that."""
+    found = []
+    for place in range(10):
+        size = 1_000_000 << place
+        for pieces in (32, size // 16_384):
+            ns = 3e6 + 1e3 * pieces + size / 4
+            found.append(Point(pieces, size, (ns / 2,) * 3, starts=starts([ns * each for each in scatter])))
+    held_out = Point(500, 50_000_000, (1e6,) * 3, "held_out", starts=starts([16e6] * 3))
+    return [*found, held_out, Point(32, 1_000_000, (1e6,) * 3, "inflight", 4, starts=starts([1e9] * 3))]
+
+
+def test_it_is_fitted_on_the_starts_and_on_no_later_transfer() -> None:
+    cold = cold_record(grid())
+    found = [cold[name]["value"] for name in ("alpha_ns", "gamma_ns", "beta_gbyte_s")]
+    assert found == pytest.approx([3e6, 1e3, 4.0], rel=1e-3)
+    assert cold["spread"] == pytest.approx([0.9, 1.3], rel=1e-3)
+    expected = 3e6 + 500e3 + 50e6 / 4
+    assert cold["held_out"]["median_percent"] == pytest.approx(100 * (1 - expected / 16e6), rel=1e-2)
+
+
+@pytest.mark.parametrize("scatter", [(1.0, 1.0, 1.0), (0.5, 1.0, 9.0)])
+def test_its_interval_is_that_of_single_starts(scatter: tuple[float, ...]) -> None:
+    low, high = cold_record(grid(scatter))["spread"]
+    assert [low, high] == pytest.approx([min(scatter), max(scatter)], rel=1e-2)
 
 
 def test_by_hand() -> None:
-    """Prepared halfway between two rows; first transfers took one and a half and three times as long as later ones."""
-    rows = [
-        row(100, 10.0, (PairStart(2, 4, 15),)),
-        row(300, 20.0, (PairStart(4, 8, 60), PairStart(6, 10, 60))),
-    ]
-    found = predicted_cold(rows, 200, Prediction(12.0, 10.0, 14.0))
-    assert found == Prediction(4 + (4 + 9) / 2 + 3 * 12, 2 + (4 + 8) / 2 + 1.5 * 10, 6 + (4 + 10) / 2 + 3 * 14)
-    for size, prepare_ms in ((50, 4), (900, 9)):
-        cold = predicted_cold(rows, size, Prediction(12.0, 10.0, 14.0))
-        assert cold is not None
-        assert cold.ms == 4 + prepare_ms + 36
+    """3.1 ms, 1.05 µs a piece and 4.2 GB/s; 95 % of single starts took 0.8 to 1.4 times as long."""
+    (model,) = fitted_models([cost_model()])
+    (entry,) = predicted_entries([model], 41_943_040, 640, 50.0)
+    expected = 3.1 + 640 * 1.05e-3 + 41.943040 / 4.2
+    assert entry["cold_pair_ms"] == pytest.approx(expected)
+    assert (entry["cold_pair_low_ms"], entry["cold_pair_high_ms"]) == pytest.approx((0.8 * expected, 1.4 * expected))
+    assert entry["cold_pair_percent"] == pytest.approx(expected / 50 * 100)
 
 
-@settings(max_examples=50)
-@given(ROWS, st.integers(1, 10**9), TIMES)
-def test_the_range_holds_it_and_set_up_comes_on_top(
-    of: list[tuple[int, float, tuple[PairStart, ...]]], size: int, steady_ms: float
-) -> None:
-    rows = [row(*each) for each in of]
-    found = predicted_cold(rows, size, Prediction(steady_ms, 0.9 * steady_ms, 1.1 * steady_ms))
-    assert found is not None
-    assert found.low_ms <= found.ms * (1 + 1e-9)
-    assert found.ms <= found.high_ms * (1 + 1e-9)
-    slower = [start.first_ms / each.transfer_ms for each in rows for start in each.starts if each.transfer_ms]
-    assert found.ms >= min(slower) * steady_ms
+@pytest.mark.parametrize("size", [5_242_879, 83_886_081])
+def test_outside_the_range_nothing_is_predicted(size: int) -> None:
+    (model,) = fitted_models([cost_model()])
+    assert model.predict_cold(size, 640) is None
 
 
-def test_only_rows_of_the_model_s_own_kind_tell_its_set_up() -> None:
-    starts = (PairStart(2, 4, 15),)
-    own = row(100, 10.0, starts)
-    others: list[dict[str, Any]] = [{"backend": "shm"}, {"op": "pull"}, {"dtype": "fp16"}, {"model": "x"}]
-    others += [{"scope": "network"}, {"inflight": 4}, {"tp": (2, 1)}, {"pp": (1, 2)}, {"starts": ()}]
-    others += [{"transfer_ms": None}, {"transfer_ms": 0.0}]
-    assert rows_beside([replace(own, **other) for other in others] + [own], model()) == [own]
+def test_of_a_model_that_was_fitted_without_it_nothing_is_known() -> None:
+    record = cost_model()
+    del record["cold"]
+    for known in (record, record | {"cold": None}):
+        (entry,) = predicted_entries(fitted_models([known]), 41_943_040, 640, 50.0)
+        assert entry["transfer_ms"] is not None
+        names = ("cold_pair_ms", "cold_pair_low_ms", "cold_pair_high_ms", "cold_pair_percent")
+        assert [entry[name] for name in names] == [None] * 4
 
 
-def test_where_no_row_tells_set_up_cold_is_not_known() -> None:
-    (entry,) = predicted_entries([model()], [], 41_943_040, 640, 50.0)
-    assert entry["transfer_ms"] is not None
-    names = ("cold_pair_ms", "cold_pair_low_ms", "cold_pair_high_ms", "cold_pair_percent")
-    assert [entry[name] for name in names] == [None] * 4
-    (entry,) = predicted_entries([model()], [row(100, 10.0, (PairStart(2, 4, 15),))], 41_943_040, 640, 50.0)
-    assert entry["cold_pair_percent"] == pytest.approx(entry["cold_pair_ms"] / 50 * 100)
-    assert entry["cold_pair_ms"] == pytest.approx(2 + 4 + 1.5 * entry["transfer_ms"])
+@pytest.mark.parametrize(
+    "damage", [3, {}, {"spread": [1]}, {"spread": [1, "x"]}, {"spread": None}, {"bands": []}, {"alpha_ns": None}]
+)
+def test_a_damaged_one_is_refused(damage: Any) -> None:
+    record = cost_model()
+    record["cold"] = record["cold"] | damage if damage and isinstance(damage, dict) else damage
+    with pytest.raises(UsageError, match="cost model of 'tcp' in the result is damaged"):
+        fitted_models([record])
 
 
-def test_of_committed_runs_it_is_what_the_page_says() -> None:
-    """Each row from the others alone: how far its predicted first request is from the measured one."""
-    page = (BENCH.parents[1] / "docs" / "how-it-measures.md").read_text(encoding="utf-8")
+def test_what_is_committed_follows_from_its_points() -> None:
     for path in FITS:
-        result = read_result(path)
-        (one,) = fitted_models(result["cost_model"])
-        rows = rows_beside(measured_rows(result["results"], result["scope"]), one)
-        pieces = {each["id"]: each["descriptors"] for each in result["results"]}
-        errors = []
-        for each in rows:
-            steady = one.predict(each.bytes, pieces[each.of])
-            assert steady is not None
-            cold = predicted_cold([other for other in rows if other is not each], each.bytes, steady)
-            assert cold is not None
-            assert each.cold_pair_ms is not None
-            errors.append(100 * abs(cold.ms / each.cold_pair_ms - 1))
-        assert f"{one.backend} {median(errors):.0f} %, at most {max(errors):.0f} %" in page
+        for record in read_result(path)["cost_model"]:
+            points = [point_of(each) for each in record["points"]]
+            found, known = cold_record(points), record["cold"]
+            assert found["spread"] == pytest.approx(known["spread"], rel=1e-4)
+            for figure in ("alpha_ns", "gamma_ns"):
+                assert found[figure]["value"] == pytest.approx(known[figure]["value"], rel=1e-4)
+
+
+@pytest.mark.parametrize("path", FITS, ids=lambda path: path.stem)
+def test_of_committed_runs_it_predicts_as_the_page_says(path: Path) -> None:
+    """Requests that the fit never saw, and rows of other lengths with starts of their own."""
+    page = (BENCH.parents[1] / "docs" / "how-it-measures.md").read_text(encoding="utf-8")
+    result = read_result(path)
+    (record,) = result["cost_model"]
+    (one,) = fitted_models([record])
+    errors = []
+    for each in result["results"]:
+        cold = one.predict_cold(each["bytes"], each["descriptors"])
+        assert cold is not None
+        errors.append(100 * abs(cold.ms * 1e6 / cold_pair(each["setup"])["p50"] - 1))
+    held_out = record["cold"]["held_out"]["median_percent"]
+    assert f"| {one.backend} {one.op} | {held_out:.1f} % | {median(errors):.1f} % |" in page
+
+
+def point_of(record: dict[str, Any]) -> Point:
+    samples = [record["setup"][phase]["samples"] for phase in COLD_PHASES]
+    return Point(
+        descriptors=record["descriptors"],
+        bytes=record["bytes"],
+        process_ns=tuple(map(float, record["process_ns"])),
+        role=record["role"],
+        inflight=record["inflight"],
+        starts=tuple(dict(zip(COLD_PHASES, each, strict=True)) for each in zip(*samples, strict=True)),
+    )
 
 
 # --- printed
@@ -182,6 +210,7 @@ def test_plan_tells_cold_of_measured_and_predicted_requests(tmp_path: Path, caps
     path = tmp_path / "result.json"
     for with_setup in (True, False):
         if not with_setup:
+            result["cost_model"][0]["cold"] = None
             for each in result["results"]:
                 each["setup"] = None
         path.write_text(json.dumps(result))

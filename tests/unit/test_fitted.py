@@ -65,7 +65,7 @@ def test_the_interval_holds_the_prediction_and_nothing_falls(size: int, more: in
 )
 def test_nothing_is_predicted_outside_the_range(size: int, count: int) -> None:
     assert example().predict(size, count) is None
-    (entry,) = predicted_entries([example()], [], size, count, 10.0)
+    (entry,) = predicted_entries([example()], size, count, 10.0)
     assert (entry["transfer_ms"], entry["low_ms"], entry["high_ms"], entry["percent"]) == (None,) * 4
     assert entry["valid"] == {"bytes": [5_242_880, 83_886_080], "descriptors": [80, 1_280]}
 
@@ -87,7 +87,7 @@ def test_the_ratio_grows_with_alpha_and_gamma_and_falls_with_bandwidth(
     size: int, count: int, alpha: list[float], gamma: list[float], wire: list[float]
 ) -> None:
     def percent(*factors: float) -> float:
-        (entry,) = predicted_entries([scaled(*factors)], [], size, count, 100.0)
+        (entry,) = predicted_entries([scaled(*factors)], size, count, 100.0)
         return float(entry["percent"])
 
     least = percent(alpha[0], gamma[0], wire[0])
@@ -99,8 +99,8 @@ def test_the_ratio_grows_with_alpha_and_gamma_and_falls_with_bandwidth(
 def test_a_short_prompt_does_not_have_the_long_one_s_share_of_the_same_prefill_rate() -> None:
     """α of 20 ms is most of 5 MB's transfer, and little of 84 MB's; 1 ms of prefill per MB either way."""
     model = scaled(alpha=20e6 / 63_700)
-    (short,) = predicted_entries([model], [], 5_242_880, 80, 5.24)
-    (long,) = predicted_entries([model], [], 83_886_080, 1_280, 83.9)
+    (short,) = predicted_entries([model], 5_242_880, 80, 5.24)
+    (long,) = predicted_entries([model], 83_886_080, 1_280, 83.9)
     assert short["percent"] > 8 * long["percent"]
 
 

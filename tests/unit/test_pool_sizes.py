@@ -11,7 +11,7 @@ from example_result import cost_model
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.fitted import fitted_models
 from kvxfer.cost.load import Load
-from kvxfer.cost.measured import Measured, PairStart
+from kvxfer.cost.measured import Measured
 from kvxfer.cost.pools import Cluster, make_cluster, pools_of
 from kvxfer.cost.prefill_source import PrefillRate
 from kvxfer.cost.split import FittedPath, PathCost, Traffic, line_rate_paths, path_cost, paths_between_hosts
@@ -174,7 +174,7 @@ def cost_of(rows: list[Measured], load: Load) -> PathCost | None:
 
 def test_what_was_measured_between_two_hosts_is_a_path() -> None:
     """100 ms for 500 tokens and 300 for 1,000: 140 for 600, beside a prefill of 600 ms."""
-    rows = [row(1000, 300, of="long", starts=(PairStart(30, 50, 312),)), row(500, 100, starts=(PairStart(0, 0, 900),))]
+    rows = [row(1000, 300, of="long", cold_pairs_ms=(392,)), row(500, 100, cold_pairs_ms=(900,))]
     cost = cost_of(rows, Load([600], "here", rate=10))
     assert cost is not None
     assert cost.path == "tcp push, measured at 500 … 1,000 tokens"
