@@ -177,7 +177,7 @@ class Asked:
         layers, pairs = len(spec.kinds), _pairs(spec, self.prefill, self.decode)
         stages = spec.stages(self.prefill) if own_links else [range(layers)]
         whole = Leaving(pairs, layers, len(spec.limits))
-        ranks = list(dict.fromkeys(Leaving(some, layers, len(spec.limits)) for some in by_rank(pairs)))
+        ranks = _unlike_ranks(spec, self.prefill, self.decode)
 
         def of_prompt(tokens: int, ends: Sequence[float], together: int) -> Departures:
             after = send_ends(stages, together)
@@ -189,6 +189,13 @@ class Asked:
             return Departures(after, links if own_links else [shared(whole.sends(complete, 0.0, after), links)])
 
         return of_prompt
+
+    def link_sides(self, dtype: DType, regions_per_layer: int, own_links: bool) -> list[frozenset[Side]]:
+        """Whose each link of `leaving` is, in that order: of ranks of prefill, of decode, or of both."""
+        if not own_links:
+            return [frozenset({"prefill", "decode"})]
+        ranks = _unlike_ranks(self.spec(dtype, regions_per_layer), self.prefill, self.decode)
+        return [frozenset(sides) for sides in ranks.values()]
 
     def on_links(self, dtype: DType, regions_per_layer: int, fragmentation: float) -> Callable[[int], Sequence[Weight]]:
         """Bytes of a whole prompt on each link, and the pieces that one rank posts; ranks that are alike count once."""
@@ -214,6 +221,14 @@ class Asked:
 def _pairs(spec: CacheSpec, prefill: Ranks, decode: Ranks) -> list[RankPair]:
     """Searched once: many ranks of many layers take as long as all else that a plan does."""
     return rank_pairs(spec.regions(prefill), spec.regions(decode), spec.order)
+
+
+def _unlike_ranks(spec: CacheSpec, prefill: Ranks, decode: Ranks) -> dict[Leaving, set[Side]]:
+    """What goes over the links of ranks that are unlike, and which sides have such ranks."""
+    found: dict[Leaving, set[Side]] = {}
+    for (side, _), pairs in by_rank(_pairs(spec, prefill, decode)).items():
+        found.setdefault(Leaving(pairs, len(spec.kinds), len(spec.limits)), set()).add(side)
+    return found
 
 
 def read(options: Options) -> Asked:

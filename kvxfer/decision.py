@@ -221,11 +221,12 @@ def _traffic(
         sizes=cache(sizes(asked, dtype)),
         pieces=cache(asked.pieces(dtype, offered.regions, offered.fragmentation)),
         on_links=cache(asked.on_links(dtype, offered.regions, offered.fragmentation)),
+        link_sides=asked.link_sides(dtype, offered.regions, own_links),
         tokens=asked.tokens,
         load=offered.load,
         source=source,
         assumptions=asked.assumptions,
-        instances=offered.cluster.prefill_instances,
+        engines=offered.cluster.engines,
         pipelining=pipelining,
     )
 
@@ -334,8 +335,8 @@ def _warnings(service: Service) -> list[str]:
     if pools.prefill_busy is not None and pools.prefill_busy >= 1:
         warnings.append(f"the prefill pool is too small: the load takes {pools.prefill_busy:.0%} of its time")
     for path in (path for paths in service.paths.values() for path in paths):
-        if path.busy is not None and path.busy >= 1:
-            warnings.append(f"{path.dtype} over {path.path}: the load takes {path.busy:.0%} of what it can carry")
+        if path.overloaded:
+            warnings.append(f"{path.dtype} over {path.path}: the load takes {path.busy}, more than it can carry")
     for dtype in service.asked.dtypes:
         cache = _cache(service, dtype)
         needed, available = cache["needed_bytes"], cache["available_bytes"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from kvxfer.cache.layout import RankPair
+from kvxfer.cache.layout import RankPair, Side
 from kvxfer.cache.wire import run_count
 
 Weight = tuple[float, float]
@@ -37,13 +37,13 @@ Leaves = Callable[[int, Sequence[float], int], Departures]
 """(tokens of a prompt, where each chunk of it ends, layers per send) → what leaves of it."""
 
 
-def by_rank(pairs: Sequence[RankPair]) -> list[list[RankPair]]:
+def by_rank(pairs: Sequence[RankPair]) -> dict[tuple[Side, int], list[RankPair]]:
     """The pairs that each rank of either side is of: what goes over its link."""
-    ranks: dict[tuple[str, int], list[RankPair]] = {}
+    ranks: dict[tuple[Side, int], list[RankPair]] = {}
     for pair in pairs:
         ranks.setdefault(("prefill", pair.prefill_rank), []).append(pair)
         ranks.setdefault(("decode", pair.decode_rank), []).append(pair)
-    return list(ranks.values())
+    return ranks
 
 
 def shared(whole: Weights, ranks: Sequence[Weights]) -> Weights:

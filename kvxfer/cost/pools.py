@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from kvxfer.cache.layout import Side
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.load import Load
 from kvxfer.cost.prefill_source import PrefillSource, prompt_ms
@@ -35,6 +36,12 @@ class Cluster:
     @property
     def decode_instances(self) -> int | None:
         return None if self.decode is None else self.decode // self.decode_instance
+
+    @property
+    def engines(self) -> dict[Side, int]:
+        """Those of each side, as far as they are said."""
+        sides: dict[Side, int | None] = {"prefill": self.prefill_instances, "decode": self.decode_instances}
+        return {side: engines for side, engines in sides.items() if engines}
 
     @property
     def colocated_instances(self) -> int:

@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+from kvxfer.cache.layout import Side
 from kvxfer.cache.leaving import Weight
 from kvxfer.cache.sends import Cut
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.fitted import Fitted
 from kvxfer.cost.load import Load
 from kvxfer.cost.measured import Measured
-from kvxfer.cost.pipeline import Carrier, Link
+from kvxfer.cost.pipeline import SAME, Carrier, Link
 from kvxfer.cost.pipelined import Crossing, MeasuredLink, Pipelined, Pipelining
 from kvxfer.cost.prefill_source import PrefillSource, prompt_ms
 from kvxfer.cost.ratio import line_rate_ms
@@ -29,6 +30,21 @@ NOTHING_MOVED = "null"
 
 
 @dataclass(frozen=True)
+class Busy:
+    """The share of time that the load's sends hold the path of one engine, on the side where that is more.
+
+    side is None where both sides' paths are as busy.
+    """
+
+    share: float
+    side: Side | None
+
+    def __str__(self) -> str:
+        whose = "each engine of either side" if self.side is None else f"each {self.side} engine"
+        return f"{self.share:.0%} of the time that the path of {whose} has"
+
+
+@dataclass(frozen=True)
 class PathCost:
     """What one request pays on a path, and how busy the load keeps it.
 
@@ -36,9 +52,9 @@ class PathCost:
     the line rate, or what was measured on the longest prompt. percent is the share of the transfers in the prefill of
     the same prompts. exposed_ms is what pipelining leaves of the longest measured prompt's transfer; without it all of
     it waits. setup_ms is what the first request of a pair of running engines waits for beside its transfer. busy is the
-    share of time that the path of one prefill engine is held by the load's sends, those of prompts that no measurement
-    reaches extrapolated. pipelined is what a model says that pipelining leaves exposed, where that was asked for. None
-    where not known.
+    share of time that the path of one engine is held by the load's sends, those of prompts that no measurement reaches
+    extrapolated. pipelined is what a model says that pipelining leaves exposed, where that was asked for. None where
+    not known.
     """
 
     dtype: str
@@ -51,7 +67,7 @@ class PathCost:
     p99_ms: float | None
     exposed_ms: float | None
     setup_ms: float | None
-    busy: float | None
+    busy: Busy | None
     pipelined: Pipelined | None = None
 
     @property
@@ -59,27 +75,37 @@ class PathCost:
         """What the first token waits for, in percent of prefill: of a transfer that is not pipelined all of it."""
         return self.percent if self.pipelined is None else self.pipelined.percent
 
+    @property
+    def overloaded(self) -> bool:
+        """Whether the load is more than the path can carry."""
+        return self.busy is not None and self.busy.share >= 1
+
     def as_record(self) -> dict[str, Any]:
-        return asdict(self)
+        busy = self.busy
+        return asdict(self) | {
+            "busy": None if busy is None else busy.share,
+            "busy_side": None if busy is None else busy.side,
+        }
 
 
 @dataclass(frozen=True)
 class Traffic:
     """One cache under one load: bytes and descriptors by prompt length, the prefill that they are set against.
 
-    on_links tells them on each link that is assumed. tokens are the prompt lengths that are told one by one. pipelining
-    is None where it was not asked for.
+    on_links tells them on each link that is assumed, and link_sides whose that is. tokens are the prompt lengths that
+    are told one by one. engines are those of each side, as far as said. pipelining is None where it was not asked for.
     """
 
     dtype: str
     sizes: Callable[[int], int]
     pieces: Callable[[int], int]
     on_links: Callable[[int], Sequence[Weight]]
+    link_sides: Sequence[frozenset[Side]]
     tokens: Sequence[int]
     load: Load
     source: PrefillSource
     assumptions: Assumptions
-    instances: int | None
+    engines: Mapping[Side, int]
     pipelining: Pipelining | None = None
 
     @cached_property
@@ -96,27 +122,40 @@ class Traffic:
 
     def busy(
         self, carrier: Carrier, pipelined: Pipelined | None, whole: Callable[[int], Sequence[Weight]]
-    ) -> float | None:
-        """With one path to each prefill engine, of its links the busiest; one engine where their number is not said.
+    ) -> Busy | None:
+        """What keeps the path of one engine busy; None without a rate.
 
-        `whole` tells what each link carries of a prompt that is not pipelined.
+        Every engine of either side has a path of its own, of whose links the busiest counts; where neither side's
+        number is said, one engine. `whole` tells what each link carries of a prompt that is not pipelined.
         """
         rate = self.load.requests_per_s
         if rate is None:
             return None
-        held_ns = {}
-        for tokens in {*self.prompts}:
-            links = self._links(tokens, pipelined, whole)
-            held_ns[tokens] = max((sum(carrier.holds_ns(*send) for send in link) for link in links), default=0.0)
-        mean_s = sum(held_ns[tokens] for tokens in self.prompts) / len(self.prompts) / 1e9
-        return rate / (self.instances or 1) * mean_s
+        held_ns = {
+            tokens: [sum(carrier.holds_ns(*send) for send in link) for link in self._links(tokens, pipelined, whole)]
+            for tokens in {*self.prompts}
+        }
+
+        def of_one(side: Side) -> float:
+            mine = {
+                tokens: max((ns for ns, sides in zip(held, self.link_sides, strict=False) if side in sides), default=0)
+                for tokens, held in held_ns.items()
+            }
+            mean_s = sum(mine[tokens] for tokens in self.prompts) / len(self.prompts) / 1e9
+            return rate / self.engines.get(side, 1) * mean_s
+
+        said: Sequence[Side] = [*self.engines] or ["prefill", "decode"]
+        shares = {side: of_one(side) for side in said}
+        side = max(said, key=lambda one: shares[one])
+        alike = max(shares.values()) <= min(shares.values()) * (1 + SAME)
+        return Busy(shares[side], None if alike and len(said) > 1 else side)
 
     def _links(
         self, tokens: int, pipelined: Pipelined | None, whole: Callable[[int], Sequence[Weight]]
     ) -> list[list[Weight]]:
-        """What each link carries of a prompt, send by send."""
+        """What each link carries of a prompt, send by send; none where nothing moves."""
         if self.pipelining is None or pipelined is None:
-            return [[(size, pieces)] for size, pieces in whole(tokens) if size]
+            return [[(size, pieces)] if size else [] for size, pieces in whole(tokens)]
         links, _ = self.pipelining.sends(tokens, Cut(pipelined.layers_per_send, pipelined.chunk_tokens))
         return [[(send.bytes, send.descriptors) for send in sends] for sends in links]
 

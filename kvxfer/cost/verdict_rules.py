@@ -237,8 +237,8 @@ def fast_links(situation: Situation) -> Finding:
     if path is None:
         return _no_prefill()
     waiting = path.waiting_percent
-    numbers: dict[str, Number] = {"gbit": path.gbit, "percent": path.percent, "path_busy": path.busy}
-    numbers |= _exposed(path)
+    numbers: dict[str, Number] = {"gbit": path.gbit, "percent": path.percent}
+    numbers |= _busy(path) | _exposed(path)
     thresholds = {"fast_gbit": FAST_GBIT, "small_percent": SMALL_PERCENT, "large_percent": LARGE_PERCENT}
     why, rests_on = _path(path), _path_rests_on(situation)
     fast = waiting <= SMALL_PERCENT if path.measured else path.gbit >= FAST_GBIT and waiting < LARGE_PERCENT
@@ -251,9 +251,8 @@ def fast_links(situation: Situation) -> Finding:
 def _unheld(situation: Situation) -> Finding | None:
     """What keeps a split from carrying the load, whatever speaks for it: this path, or a prefill pool that can grow."""
     path, prefill = situation.path, situation.pools.prefill_busy
-    if path is not None and path.busy is not None and path.busy >= 1:
-        why = f"the load would keep the path busy {path.busy:.0%} of the time, more than it can carry"
-        return Finding(False, why, {"path_busy": path.busy})
+    if path is not None and path.overloaded:
+        return Finding(False, f"the load takes {path.busy}, more than it can carry", _busy(path))
     if prefill is not None and prefill >= 1:
         why = f"the prefill pool of the split cannot keep up: the load takes {prefill:.0%} of its time"
         return _open(why, ("--prefill-gpus that hold the load",), {"prefill_busy": prefill})
@@ -284,6 +283,10 @@ def _path(path: PathCost) -> str:
     if path.pipelined is None:
         return told
     return f"{told}, and what pipelining by {path.pipelined.cut} leaves exposed {path.waiting_percent:.3g} %"
+
+
+def _busy(path: PathCost) -> dict[str, Number]:
+    return {"path_busy": None} if path.busy is None else {"path_busy": path.busy.share, "busy_side": path.busy.side}
 
 
 def _exposed(path: PathCost) -> dict[str, Number]:

@@ -27,7 +27,7 @@ SPLIT_NOTES = {
     "percent": "(%) is the share of all transfers in the prefill of the same prompts.",
     "setup_ms": "set-up: what the first request of two running engines waits for beside its transfer.",
     "exposed_ms": "exposed: what pipelining leaves to wait for, as measured.",
-    "busy": "busy: time that the load's sends hold the path of one prefill engine.",
+    "busy": "busy: time that the load's sends hold the path of one engine, where named of that side, the busier one.",
 }
 """By the field of a column."""
 
@@ -153,7 +153,7 @@ def _print_split(paths: Sequence[Record], console: Console) -> None:
             Column("p99\nprompt, ms", [figure(path["p99_ms"]) for path in paths]),
             Column("exposed\nms", [figure(path["exposed_ms"]) for path in paths]),
             Column("first request:\nset-up, ms", [figure(path["setup_ms"]) for path in paths]),
-            Column("busy", [_share(path["busy"]) for path in paths]),
+            Column("busy", [_busy(path) for path in paths]),
         ],
         console,
         [note for field, note in SPLIT_NOTES.items() if any(path[field] is not None for path in paths)],
@@ -253,6 +253,11 @@ def _cell(mode: Record, name: str) -> str:
 
 def _share(share: float | None) -> str:
     return NONE if share is None else f"{share:.3%}" if 0 < share < 0.001 else f"{share:.1%}"
+
+
+def _busy(path: Record) -> str:
+    side = path.get("busy_side")
+    return _share(path["busy"]) + (f" ({side})" if side else "")
 
 
 def _count(count: int | None) -> str:

@@ -56,6 +56,7 @@ def example_plan() -> dict[str, Any]:
                 "exposed_ms": None,
                 "setup_ms": None,
                 "busy": 0.107,
+                "busy_side": None,
             }
         ],
         "pools": {

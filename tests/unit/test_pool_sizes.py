@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 from example_result import cost_model
 
+from kvxfer.cache.layout import Side
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.fitted import fitted_models
 from kvxfer.cost.load import Load
 from kvxfer.cost.measured import Measured
 from kvxfer.cost.pools import Cluster, make_cluster, pools_of
 from kvxfer.cost.prefill_source import PrefillRate
-from kvxfer.cost.split import FittedPath, PathCost, Traffic, line_rate_paths, path_cost, paths_between_hosts
+from kvxfer.cost.split import Busy, FittedPath, PathCost, Traffic, line_rate_paths, path_cost, paths_between_hosts
 from kvxfer.errors import UsageError
 
 A_TOKEN_A_MS = PrefillRate(1000)
 NONE_CACHED = Assumptions()
+EITHER: frozenset[Side] = frozenset({"prefill", "decode"})
 
 
 @pytest.mark.parametrize(
@@ -91,15 +93,26 @@ def test_a_pool_that_is_too_small_has_no_wait() -> None:
     assert (pools.prefill_wait_ms, pools.concurrency, pools.decode_batch, pools.decode_busy) == (None,) * 4
 
 
-def paths_of(load: Load, assumptions: Assumptions, instances: int | None = 1) -> list[Any]:
-    return line_rate_paths(traffic_of(load, assumptions, instances))
+def paths_of(load: Load, assumptions: Assumptions, prefill: int = 1) -> list[Any]:
+    return line_rate_paths(traffic_of(load, assumptions, prefill))
 
 
-def traffic_of(load: Load, assumptions: Assumptions = NONE_CACHED, instances: int | None = 1) -> Traffic:
+def traffic_of(load: Load, assumptions: Assumptions = NONE_CACHED, prefill: int = 1) -> Traffic:
     def on_links(tokens: int) -> list[tuple[int, int]]:
         return [(moved(tokens), tokens)]
 
-    return Traffic("bf16", moved, lambda tokens: tokens, on_links, (), load, A_TOKEN_A_MS, assumptions, instances)
+    return Traffic(
+        dtype="bf16",
+        sizes=moved,
+        pieces=lambda tokens: tokens,
+        on_links=on_links,
+        link_sides=[EITHER],
+        tokens=(),
+        load=load,
+        source=A_TOKEN_A_MS,
+        assumptions=assumptions,
+        engines={"prefill": prefill},
+    )
 
 
 def test_line_rates_by_hand() -> None:
@@ -107,9 +120,9 @@ def test_line_rates_by_hand() -> None:
     load = Load([100, 300], "here", rate=2)
     slow, fast = paths_of(load, Assumptions(link_gbit=(1.0, 4.0)))
     assert (slow.percent, slow.median_ms, slow.p99_ms) == pytest.approx((100, 100, 300))
-    assert slow.busy == pytest.approx(0.4)
+    assert share(slow) == pytest.approx(0.4)
     assert fast.percent == pytest.approx(25)
-    assert paths_of(load, Assumptions(link_gbit=(1.0,)), instances=2)[0].busy == pytest.approx(0.2)
+    assert share(paths_of(load, Assumptions(link_gbit=(1.0,)), prefill=2)[0]) == pytest.approx(0.2)
 
 
 def test_what_is_fixed_is_in_every_transfer() -> None:
@@ -124,12 +137,47 @@ def test_a_path_is_busy_with_what_each_send_costs_too() -> None:
     """100 and 300 ms of bytes, and 5 of the 50 ms that are fixed hold the path: 205 in the mean."""
     load = Load([100, 300], "here", rate=4)
     assumptions = Assumptions(link_gbit=(1.0,), fixed_ms=50, send_ms=5)
-    (path,) = paths_of(load, assumptions, instances=2)
-    assert path.busy == pytest.approx(4 / 2 * 0.205)
+    (path,) = paths_of(load, assumptions, prefill=2)
+    assert share(path) == pytest.approx(4 / 2 * 0.205)
     (path,) = paths_of(load, replace(assumptions, gamma_us=100))
-    assert path.busy == pytest.approx(4 * 0.225)  # 0.1 ms a piece, of which there is one a token
-    unequal = replace(traffic_of(load, assumptions), on_links=lambda count: [(moved(count), 1), (moved(2 * count), 1)])
-    assert line_rate_paths(unequal)[0].busy == pytest.approx(4 * 0.405)  # the busiest link
+    assert share(path) == pytest.approx(4 * 0.225)  # 0.1 ms a piece, of which there is one a token
+    unequal = replace(
+        traffic_of(load, assumptions),
+        on_links=lambda count: [(moved(count), 1), (moved(2 * count), 1)],
+        link_sides=[EITHER, EITHER],
+    )
+    assert share(line_rate_paths(unequal)[0]) == pytest.approx(4 * 0.405)  # the busiest link
+
+
+@pytest.mark.parametrize(
+    ("engines", "expected"),
+    [
+        ({"prefill": 8, "decode": 2}, Busy(0.4, "decode")),
+        ({"prefill": 2, "decode": 8}, Busy(0.4, "prefill")),
+        ({"prefill": 2, "decode": 2}, Busy(0.4, None)),
+        ({"decode": 4}, Busy(0.2, "decode")),
+        ({}, Busy(0.8, None)),
+    ],
+)
+def test_the_side_with_fewer_engines_has_the_busier_paths(engines: dict[Side, int], expected: Busy) -> None:
+    """100 and 300 ms, 4 a second: 0.8 s a second for all engines of a side together."""
+    traffic = replace(traffic_of(Load([100, 300], "here", rate=4), Assumptions(link_gbit=(1.0,))), engines=engines)
+    busy = line_rate_paths(traffic)[0].busy
+    assert busy is not None
+    assert (busy.share, busy.side) == (pytest.approx(expected.share), expected.side)
+
+
+def test_links_of_ranks_are_shared_by_the_requests_of_their_own_side() -> None:
+    """A decode rank carries half of a prefill rank's, for as many requests as two prefill engines have."""
+    traffic = replace(
+        traffic_of(Load([200], "here", rate=4), Assumptions(link_gbit=(1.0,))),
+        on_links=lambda count: [(moved(count), 1), (moved(count) // 2, 1)],
+        link_sides=[frozenset({"prefill"}), frozenset({"decode"})],
+    )
+    for decode, expected in ((1, Busy(0.4, None)), (2, Busy(0.4, "prefill"))):
+        (path,) = line_rate_paths(replace(traffic, engines={"prefill": 2, "decode": decode}))
+        assert path.busy is not None
+        assert (path.busy.share, path.busy.side) == (pytest.approx(expected.share), expected.side)
 
 
 def test_short_prompts_keep_a_measured_path_busy_as_long_as_they_take() -> None:
@@ -137,13 +185,13 @@ def test_short_prompts_keep_a_measured_path_busy_as_long_as_they_take() -> None:
     rows = [row(10, 91), row(1000, 190)]
     cost = cost_of(rows, Load([10], "here", rate=20))
     assert cost is not None
-    assert cost.busy == pytest.approx(20 * 0.091)
+    assert share(cost) == pytest.approx(20 * 0.091)
     beyond = cost_of(rows, Load([10, 2000], "here", rate=1))
     assert beyond is not None
-    assert beyond.busy == pytest.approx((0.091 + 0.290) / 2)  # nobody measured 2,000 tokens
+    assert share(beyond) == pytest.approx((0.091 + 0.290) / 2)  # nobody measured 2,000 tokens
     alone = cost_of([row(1000, 190)], Load([1000, 2000], "here", rate=2))
     assert alone is not None
-    assert alone.busy == pytest.approx(0.190 + 0.380)
+    assert share(alone) == pytest.approx(0.190 + 0.380)
 
 
 def test_requests_keep_a_fitted_path_busy_by_their_occupancy_and_pieces() -> None:
@@ -153,7 +201,12 @@ def test_requests_keep_a_fitted_path_busy_by_their_occupancy_and_pieces() -> Non
     found = path_cost(FittedPath(model, traffic.sizes, traffic.pieces), traffic, {})
     assert found is not None
     wire_ns = 4_194_304 / 9.1 + 20_500 + (moved(100) - 4_194_304) / 5.29
-    assert found.busy == pytest.approx(1000 * (36_500 + 151 * 100 + wire_ns) / 1e9)
+    assert share(found) == pytest.approx(1000 * (36_500 + 151 * 100 + wire_ns) / 1e9)
+
+
+def share(path: PathCost) -> float:
+    assert path.busy is not None
+    return path.busy.share
 
 
 def moved(tokens: int) -> int:
@@ -181,7 +234,7 @@ def test_what_was_measured_between_two_hosts_is_a_path() -> None:
     assert (cost.measured, cost.reached, cost.setup_ms, cost.exposed_ms) == (True, 1, 92, 3)
     assert (cost.percent, cost.median_ms, cost.p99_ms) == pytest.approx((140 / 6, 140, 140))
     assert cost.gbit == pytest.approx(10 / 3)
-    assert cost.busy == pytest.approx(10 * 0.14)
+    assert share(cost) == pytest.approx(10 * 0.14)
 
 
 def test_a_load_that_a_measurement_reaches_in_part_is_told_by_that_part() -> None:

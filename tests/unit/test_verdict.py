@@ -12,7 +12,7 @@ from kvxfer.cache.layout import Ranks
 from kvxfer.cost.colocated import Mode
 from kvxfer.cost.load import Load
 from kvxfer.cost.pools import Cluster, Pools
-from kvxfer.cost.split import PathCost
+from kvxfer.cost.split import Busy, PathCost
 from kvxfer.cost.verdict import RULES, decide
 from kvxfer.cost.verdict_rules import (
     ENGINES,
@@ -40,7 +40,9 @@ def mode(chunk: int | None, itl_p99_ms: float | None, busy: float = 0.5) -> Mode
 
 
 def path(gbit: float, percent: float, **changes: Any) -> PathCost:
-    cost = PathCost("bf16", f"{gbit:g} Gb/s line rate", False, None, gbit, percent, None, None, None, None, 0.1)
+    cost = PathCost(
+        "bf16", f"{gbit:g} Gb/s line rate", False, None, gbit, percent, None, None, None, None, Busy(0.1, None)
+    )
     return replace(cost, **changes)
 
 
@@ -219,8 +221,10 @@ def test_nothing_speaks_for_a_split_that_cannot_hold_the_load(name: str) -> None
     assert found(rule.find(small), ["--prefill-gpus that hold the load"]) is None
     assert decide(small).answer == "undetermined"
     assert situation.path is not None
-    narrow = replace(situation, path=replace(situation.path, busy=1.0))
+    narrow = replace(situation, path=replace(situation.path, busy=Busy(1.0, "decode")))
     assert found(rule.find(narrow)) is False
+    assert "each decode engine" in rule.find(narrow).why
+    assert rule.find(narrow).numbers["busy_side"] == "decode"
     assert decide(narrow).answer == "no ground to split"
 
 
@@ -236,7 +240,7 @@ def test_fast_links() -> None:
     assert found(fast_links(changed(path=path(200, 29.9)))) is True
     assert found(fast_links(changed(path=path(200, 30)))) is False
     assert found(fast_links(changed(path=path(199, 5)))) is False
-    assert found(fast_links(changed(path=path(400, 5, busy=1.0)))) is False
+    assert found(fast_links(changed(path=path(400, 5, busy=Busy(1.0, None))))) is False
     # what was measured speaks for itself, whatever the rate
     assert found(fast_links(changed(path=path(120, 15, measured=True)))) is True
     assert found(fast_links(changed(path=path(300, 16, measured=True)))) is False
