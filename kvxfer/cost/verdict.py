@@ -42,10 +42,10 @@ RULES = (
     Rule("offline batch", "only total throughput counts", "skip: no throughput gain", offline_batch),
     Rule("short prompts", "short prompts, low concurrency", "skip: chunked prefill is enough", short_prompts),
     Rule("small cluster", "both pools too small to batch", "skip: lost utilisation can exceed the gain", small_cluster),
-    Rule("slow links", "100 Gb/s or slower and no FP8 cache", "compute the ratio first", slow_links),
+    Rule("slow links", "100 Gb/s or slower, no FP8 cache that helps", "compute the ratio first", slow_links),
     Rule("strict ITL", "strict p99 ITL target, prompts long or bursty", "strong candidate", strict_itl),
     Rule("parallelism", "best parallelism of the sides differs", "strong candidate", parallelism_differs),
-    Rule("fast links", "200 Gb/s or more per path", "favourable on arithmetic", fast_links),
+    Rule("fast links", "200 Gb/s or more per path, or measured to take little", "favourable on arithmetic", fast_links),
 )
 
 

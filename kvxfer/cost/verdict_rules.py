@@ -122,13 +122,16 @@ def short_prompts(situation: Situation) -> Finding:
     thresholds = {"short_tokens": SHORT_TOKENS, "low_concurrency": LOW_CONCURRENCY}
     rests_on = situation.rests_on(LENGTHS)
     if p90 > SHORT_TOKENS:
-        return Finding(False, f"p90 of the prompts is {p90:,} tokens, not short", numbers, thresholds, (), rests_on)
-    why = f"p90 of the prompts is {p90:,} tokens"
+        why = f"p90 of the prompts is {p90:,} tokens, more than {SHORT_TOKENS:,}"
+        return Finding(False, why, numbers, thresholds, (), rests_on)
+    why = f"p90 of the prompts is {p90:,} tokens, no more than {SHORT_TOKENS:,}"
     if concurrency is None:
         needs = situation.missing("--rate", "--output-tokens", "--decode-step-ms")
-        return _open(f"{why}, short; how many sequences decode at once is not known", needs, numbers, thresholds)
-    why += f", and {concurrency:.3g} sequences decode at once"
-    return Finding(concurrency < LOW_CONCURRENCY, why, numbers, thresholds, (), rests_on)
+        return _open(f"{why}; how many sequences decode at once is not known", needs, numbers, thresholds)
+    few = concurrency < LOW_CONCURRENCY
+    beside = f"fewer than {LOW_CONCURRENCY}" if few else f"and fewer than {LOW_CONCURRENCY} are few"
+    why += f"; {concurrency:.3g} sequences decode at once, {beside}"
+    return Finding(few, why, numbers, thresholds, (), rests_on)
 
 
 def small_cluster(situation: Situation) -> Finding:
@@ -145,17 +148,17 @@ def small_cluster(situation: Situation) -> Finding:
         return Finding(True, f"{why}, and there are {cluster.total} in all", numbers, thresholds)
     rests_on = situation.rests_on(PREFILL, LAYERS, LENGTHS)
     if pools.prefill_busy is not None and pools.prefill_busy >= LEAST_BUSY:
-        why = f"prefill is busy {pools.prefill_busy:.0%} of the time"
+        why = f"prefill is busy {pools.prefill_busy:.0%} of the time, and {LEAST_BUSY:.0%} is enough"
         return Finding(False, why, numbers, thresholds, (), rests_on)
     if pools.decode_batch is not None and pools.decode_batch >= LEAST_BATCH:
-        why = f"a decode engine works on {pools.decode_batch:.3g} sequences at once"
+        why = f"a decode engine works on {pools.decode_batch:.3g} sequences at once, and {LEAST_BATCH} are enough"
         return Finding(False, why, numbers, thresholds)
     if pools.prefill_busy is None or pools.decode_batch is None:
         needs = situation.missing("--prefill-gpus", "--decode-gpus", "--rate", "--output-tokens", "--decode-step-ms")
         return _open("how busy the pools would be is not known", needs or ("--params",), numbers, thresholds)
     why = (
-        f"prefill is busy {pools.prefill_busy:.1%} of the time, "
-        f"and a decode engine works on {pools.decode_batch:.3g} sequences at once"
+        f"prefill is busy {pools.prefill_busy:.1%} of the time, less than {LEAST_BUSY:.0%}, and a decode engine works "
+        f"on {pools.decode_batch:.3g} sequences at once, fewer than {LEAST_BATCH}"
     )
     return Finding(True, why, numbers, thresholds, (), rests_on)
 
@@ -171,12 +174,17 @@ def slow_links(situation: Situation) -> Finding:
     why = _path(path)
     rests_on = _path_rests_on(situation)
     if path.gbit > SLOW_GBIT:
+        why = f"{why}; slow is {SLOW_GBIT:g} Gb/s or less"
         return Finding(False, why, numbers, thresholds, (), _rate_rests_on(situation))
     if path.waiting_percent <= SMALL_PERCENT:
-        return Finding(False, f"{why}, which is little", numbers, thresholds, (), rests_on)
-    if situation.dtype.bytes == 1 and path.waiting_percent < LARGE_PERCENT:
-        return Finding(False, f"the cache is {situation.dtype.name}; {why}", numbers, thresholds, (), rests_on)
-    return Finding(True, f"{why}; {LARGE_PERCENT:g} % is hard to hide", numbers, thresholds, (), rests_on)
+        return Finding(False, f"{why}; {SMALL_PERCENT:g} % or less is little", numbers, thresholds, (), rests_on)
+    if situation.dtype.bytes > 1:
+        why = f"{why}; more than {SMALL_PERCENT:g} % is not little, and {LARGE_PERCENT:g} % is hard to hide"
+        return Finding(True, why, numbers, thresholds, (), rests_on)
+    hard = path.waiting_percent >= LARGE_PERCENT
+    beside = "or more is hard to hide" if hard else "would be hard to hide"
+    why = f"{why}; of a cache in one byte ({situation.dtype.name}) {LARGE_PERCENT:g} % {beside}"
+    return Finding(hard, why, numbers, thresholds, (), rests_on)
 
 
 def strict_itl(situation: Situation) -> Finding:
@@ -226,6 +234,7 @@ def parallelism_differs(situation: Situation) -> Finding:
     numbers |= {"pp_prefill": prefill.pp, "pp_decode": decode.pp}
     differs = any(max(pair) >= CLEARLY * min(pair) for pair in ((prefill.tp, decode.tp), (prefill.pp, decode.pp)))
     why = f"prefill has TP {prefill.tp} and PP {prefill.pp}, decode TP {decode.tp} and PP {decode.pp}"
+    why += f"; a factor of {CLEARLY:g} is a clear difference"
     if differs and (unheld := _unheld(situation)) is not None:
         return Finding(unheld.holds, f"{why}; {unheld.why}", numbers | unheld.numbers, thresholds, unheld.needs)
     return Finding(differs, why, numbers, thresholds)
@@ -241,7 +250,12 @@ def fast_links(situation: Situation) -> Finding:
     numbers |= _busy(path) | _exposed(path)
     thresholds = {"fast_gbit": FAST_GBIT, "small_percent": SMALL_PERCENT, "large_percent": LARGE_PERCENT}
     why, rests_on = _path(path), _path_rests_on(situation)
-    fast = waiting <= SMALL_PERCENT if path.measured else path.gbit >= FAST_GBIT and waiting < LARGE_PERCENT
+    if path.measured:
+        fast = waiting <= SMALL_PERCENT
+        why += f"; of a measured path {SMALL_PERCENT:g} % or less is little"
+    else:
+        fast = path.gbit >= FAST_GBIT and waiting < LARGE_PERCENT
+        why += f"; fast is {FAST_GBIT:g} Gb/s or more, and {LARGE_PERCENT:g} % is hard to hide"
     if fast and (unheld := _unheld(situation)) is not None:
         why, numbers = f"{why}; {unheld.why}", numbers | unheld.numbers
         return Finding(unheld.holds, why, numbers, thresholds, unheld.needs, rests_on)

@@ -29,7 +29,7 @@ from kvxfer.cost.verdict_rules import (
     small_cluster,
     strict_itl,
 )
-from kvxfer.model.dtypes import BF16, DTYPES, FP8_E4M3, PACKED
+from kvxfer.model.dtypes import BF16, DTYPES, FP8_E4M3, PACKED, DType
 
 CLUSTER = Cluster(4, 4, 8, 8, 16)
 POOLS = Pools(CLUSTER, prefill_busy=0.6, prefill_wait_ms=10, decode_batch=20, concurrency=40)
@@ -183,6 +183,42 @@ def test_slow_links(gbit: float, percent: float, holds: bool) -> None:
 @pytest.mark.parametrize(("percent", "holds"), [(16, False), (29.9, False), (30, True), (144, True)])
 def test_one_byte_is_no_answer_to_a_transfer_that_is_still_hard_to_hide(percent: float, holds: bool) -> None:
     assert found(slow_links(changed(path=path(10, percent), dtype=FP8_E4M3))) is holds
+
+
+@pytest.mark.parametrize(
+    ("cost", "dtype", "told"),
+    [
+        (path(100, 14), BF16, "a transfer is 14 % of its prefill; 15 % or less is little"),
+        (path(25, 24.4), BF16, "24.4 % of its prefill; more than 15 % is not little, and 30 % is hard to hide"),
+        (path(101, 24.4), BF16, "24.4 % of its prefill; slow is 100 Gb/s or less"),
+        (path(25, 24.4), FP8_E4M3, "of a cache in one byte (fp8_e4m3) 30 % would be hard to hide"),
+        (path(25, 31), FP8_E4M3, "of a cache in one byte (fp8_e4m3) 30 % or more is hard to hide"),
+    ],
+)
+def test_slow_links_tell_the_threshold_that_decided(cost: PathCost, dtype: DType, told: str) -> None:
+    assert slow_links(changed(path=cost, dtype=dtype)).why.endswith(told)
+
+
+def test_the_words_of_fast_links_fit_a_measured_path_of_any_rate() -> None:
+    cost = path(60.5, 12, measured=True)
+    finding = fast_links(changed(path=cost))
+    assert finding.holds
+    assert finding.why.endswith(
+        "(60.5 Gb/s): a transfer is 12 % of its prefill; of a measured path 15 % or less is little"
+    )
+    (rule,) = (rule for rule in RULES if rule.name == "fast links")
+    assert rule.situation.endswith("or measured to take little")
+    assert fast_links(CALM).why.endswith("fast is 200 Gb/s or more, and 30 % is hard to hide")
+
+
+def test_small_clusters_and_short_prompts_tell_their_thresholds() -> None:
+    assert "busy 60% of the time, and 30% is enough" in small_cluster(CALM).why
+    idle = pools(prefill_busy=0.29)
+    assert "20 sequences at once, and 8 are enough" in small_cluster(changed(pools=idle)).why
+    assert "29.0% of the time, less than 30%" in small_cluster(changed(pools=replace(idle, decode_batch=4))).why
+    assert short_prompts(CALM).why == "p90 of the prompts is 8,192 tokens, more than 1,024"
+    short = changed(load=Load([100], "here"))
+    assert "no more than 1,024; 40 sequences decode at once, and fewer than 8 are few" in short_prompts(short).why
 
 
 def test_every_cache_in_one_byte_counts_as_fp8() -> None:
