@@ -16,6 +16,19 @@ from kvxfer.cost.pipelined import Pipelining
 from kvxfer.cost.pools import Pools, pools_of, pools_record
 from kvxfer.cost.prefill_layers import PrefillLayers
 from kvxfer.cost.prefill_source import GIVEN, PrefillSource, prefill_sources
+from kvxfer.cost.rests_on import (
+    ARRIVALS,
+    CHUNKS,
+    ENGINES,
+    LAYERS,
+    LENGTHS,
+    MODEL,
+    PREFILL,
+    REACH,
+    SENDS,
+    STEP,
+)
+from kvxfer.cost.situation import Situation
 from kvxfer.cost.split import (
     Path,
     PathCost,
@@ -27,7 +40,6 @@ from kvxfer.cost.split import (
     paths_between_hosts,
 )
 from kvxfer.cost.verdict import Decision, decide
-from kvxfer.cost.verdict_rules import ARRIVALS, ENGINES, LAYERS, LENGTHS, MODEL, PREFILL, REACH, Situation
 from kvxfer.load_options import Offered
 from kvxfer.model.dtypes import DType
 
@@ -36,6 +48,11 @@ Record = Mapping[str, Any]
 ONE_SIZE = (
     "{} over {}: one size does not tell what smaller sends take, and so not what pipelining leaves exposed; measure "
     "two lengths or more (kvxfer bench --peer), or a cost model (--fit)"
+)
+
+FREE_SENDS = (
+    "pipelining over line rates: sends are assumed to cost nothing beside their bytes, and then the most sends are "
+    "always best and pay from the first block; what they leave exposed decides no rule: --send-ms and --gamma-us"
 )
 
 
@@ -152,7 +169,10 @@ def pipelining_notices(service: Service) -> list[str]:
     notices: list[str] = []
     if service.offered.cut is None:
         return notices
-    for path in (path for paths in service.paths.values() for path in paths):
+    paths = [path for of_dtype in service.paths.values() for path in of_dtype]
+    if service.asked.assumptions.sends_cost_nothing and not all(path.measured for path in paths):
+        notices.append(FREE_SENDS)
+    for path in paths:
         if (found := path.pipelined) is None:
             notices.append(ONE_SIZE.format(path.dtype, path.path))
             continue
@@ -264,7 +284,11 @@ def _situation(service: Service, dtype: DType, path: PathCost | None) -> Situati
     if path is not None and (service.wants_measured if path.reached is None else path.reached < 1):
         assumed.add(REACH)
     if path is not None and path.pipelined is not None:
-        assumed.add(MODEL)
+        assumed.add(SENDS if not path.measured and service.asked.assumptions.sends_cost_nothing else MODEL)
+    if not offered.chunks_given:
+        assumed.add(CHUNKS)
+    if not offered.cluster.decodes_alike:
+        assumed.add(STEP)
     return Situation(
         objective=offered.objective,
         itl_target_ms=offered.itl_target_ms,

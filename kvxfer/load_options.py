@@ -24,6 +24,7 @@ LARGEST_GPUS = 1_000_000
 LARGEST_MS = 1e9
 LARGEST_US = 1e6
 SMALLEST_CHUNK = 16
+USUAL_CHUNKS = "2048,512"
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,9 @@ class LoadOptions:
         str | None, typer.Option(metavar="X", help="how long a decode step takes at your batch, without prefill")
     ] = None
     chunk: Annotated[
-        str, typer.Option(metavar="N,…", help="chunk sizes of colocated prefill to look at, in tokens")
-    ] = "2048,512"
+        str | None,
+        typer.Option(metavar="N,…", help=f"chunk sizes of colocated prefill to look at, in tokens [{USUAL_CHUNKS}]"),
+    ] = None
     total_gpus: Annotated[str | None, typer.Option(metavar="N", help="GPUs of both pools [their sum]")] = None
     prefill_gpus: Annotated[
         str | None, typer.Option(metavar="N", help="GPUs of the prefill pool; --gpus of them make an engine")
@@ -102,9 +104,9 @@ class LoadOptions:
 class Offered:
     """What the user said of the service, checked; None where nothing was said.
 
-    from_file: the load is that of a file. ranks are the sides' ranks where the user named both. given is the prefill
-    that the user measured. cut is how prompts leave layer by layer; None: all at once. fragmentation and regions per
-    layer make the pieces of a request.
+    from_file: the load is that of a file. chunks are sizes that the user gave, or (chunks_given False) the usual ones.
+    ranks are the sides' ranks where the user named both. given is the prefill that the user measured. cut is how
+    prompts leave layer by layer; None: all at once. fragmentation and regions per layer make the pieces of a request.
     """
 
     load: Load
@@ -114,6 +116,7 @@ class Offered:
     itl_target_ms: float | None
     step_ms: float | None
     chunks: Sequence[int]
+    chunks_given: bool
     kv_memory_gb: float | None
     ranks: tuple[Ranks, Ranks] | None
     given: PrefillSource | None
@@ -145,6 +148,7 @@ def read_load_options(options: LoadOptions, shared: Options, asked: Asked, token
     prefill_named = shared.tp_prefill is not None or shared.pp_prefill is not None
     decode_named = shared.tp_decode is not None or shared.pp_decode is not None
     objective = options.objective
+    chunk = USUAL_CHUNKS if options.chunk is None else options.chunk
     return asked, Offered(
         load=load,
         from_file=options.lengths is not None,
@@ -152,7 +156,8 @@ def read_load_options(options: LoadOptions, shared: Options, asked: Asked, token
         objective=None if objective is None else parse_choice(objective, "--objective", ["latency", "throughput"]),
         itl_target_ms=_positive(options.itl_target_ms, "--itl-target-ms", LARGEST_MS),
         step_ms=_positive(options.decode_step_ms, "--decode-step-ms", LARGEST_MS),
-        chunks=parse_int_list(options.chunk, "--chunk", SMALLEST_CHUNK, LARGEST_TOKENS),
+        chunks=parse_int_list(chunk, "--chunk", SMALLEST_CHUNK, LARGEST_TOKENS),
+        chunks_given=options.chunk is not None,
         kv_memory_gb=_positive(options.kv_memory_gb, "--kv-memory-gb", 1e6),
         ranks=(asked.prefill, asked.decode) if prefill_named and decode_named else None,
         given=_given(options),

@@ -49,6 +49,11 @@ class Assumptions:
     gamma_us: float = 0.0
 
     @property
+    def sends_cost_nothing(self) -> bool:
+        """Whether a pipelined request's sends take nothing beside their bytes: the more, the better."""
+        return not self.send_ms and not self.gamma_us
+
+    @property
     def parallel(self) -> bool:
         """Whether a side has more than one rank."""
         return max(self.tp_prefill, self.tp_decode, self.pp_prefill, self.pp_decode) > 1

@@ -49,6 +49,12 @@ class Cluster:
         return 1 if self.total is None else max(1, self.total // self.prefill_instance)
 
     @property
+    def decodes_alike(self) -> bool:
+        """Whether the split is known to have as many engines that decode as all GPUs together, or more."""
+        decode = self.decode_instances
+        return self.total is not None and decode is not None and decode >= self.colocated_instances
+
+    @property
     def too_small(self) -> bool:
         """Whether all GPUs together do not make an instance for each pool."""
         return self.total is not None and self.total < self.prefill_instance + self.decode_instance
@@ -100,6 +106,13 @@ class Pools:
     prefill_wait_ms: float | None
     decode_batch: float | None
     concurrency: float | None
+
+    @property
+    def colocated_batch(self) -> float | None:
+        """Sequences that one engine works on at once, mean, where all GPUs decode."""
+        if self.concurrency is None or self.cluster.total is None:
+            return None
+        return self.concurrency / self.cluster.colocated_instances
 
     @property
     def decode_busy(self) -> float | None:

@@ -71,11 +71,6 @@ class PathCost:
     pipelined: Pipelined | None = None
 
     @property
-    def waiting_percent(self) -> float:
-        """What the first token waits for, in percent of prefill: of a transfer that is not pipelined all of it."""
-        return self.percent if self.pipelined is None else self.pipelined.percent
-
-    @property
     def overloaded(self) -> bool:
         """Whether the load is more than the path can carry."""
         return self.busy is not None and self.busy.share >= 1

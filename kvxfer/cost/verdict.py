@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvxfer.cost.rests_on import SETTLED_BY
+from kvxfer.cost.situation import Finding, Situation
 from kvxfer.cost.verdict_rules import (
-    SETTLED_BY,
-    Finding,
-    Situation,
     fast_links,
     offline_batch,
     parallelism_differs,

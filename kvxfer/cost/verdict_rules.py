@@ -6,15 +6,23 @@ where it could change the finding. docs/verdict.md says where the thresholds com
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-
-from kvxfer.cache.layout import Ranks
 from kvxfer.cost.colocated import Mode
-from kvxfer.cost.load import Load
 from kvxfer.cost.pools import Pools
+from kvxfer.cost.rests_on import (
+    ARRIVALS,
+    CHUNKS,
+    ENGINES,
+    LAYERS,
+    LENGTHS,
+    LINE_RATE,
+    MODEL,
+    PREFILL,
+    REACH,
+    SENDS,
+    STEP,
+)
+from kvxfer.cost.situation import Finding, Number, Situation, unknown
 from kvxfer.cost.split import PathCost
-from kvxfer.model.dtypes import DType
 
 SHORT_TOKENS = 1024
 """90 % of short prompts have no more."""
@@ -33,81 +41,13 @@ LARGE_PERCENT = 30.0
 CLEARLY = 2.0
 """Ranks of one side per rank of the other from which on their parallelism differs."""
 
-PREFILL, LAYERS, LINE_RATE, REACH, MODEL = "prefill", "layers", "line rate", "reach", "model"
-LENGTHS, ARRIVALS, ENGINES = "lengths", "arrivals", "engines"
-
-SETTLED_BY = {
-    PREFILL: "the prefill time is assumed: time your engine's prefill, --prefill-csv or --prefill-tokens-per-s",
-    LAYERS: "the prefill is that of layers of random weights without an engine: time your engine's, --prefill-csv or "
-    "--prefill-tokens-per-s",
-    LINE_RATE: "the path is assumed at line rate, with its α and γ: kvxfer bench --fit --peer between the two hosts, "
-    "then --measured",
-    REACH: "the measurement does not reach all prompts of this cache: kvxfer bench --peer with this model and dtype, "
-    "and --tokens from the shortest prompt to the longest",
-    MODEL: "what pipelining hides is by a model: kvxfer bench --peer with --pipeline between the two hosts",
-    LENGTHS: "the prompts are those of --tokens, equally often: --lengths with a trace of your requests",
-    ARRIVALS: "the requests are assumed to arrive independently of each other: --lengths with a trace with timestamps",
-    ENGINES: "one colocated engine is assumed to take all requests: --total-gpus",
-}
-"""What would settle an assumption that a finding rests on."""
-
-Number = float | int | str | None
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Whether a rule holds (None: open), why in words, and the numbers and thresholds that say so."""
-
-    holds: bool | None
-    why: str
-    numbers: dict[str, Number] = field(default_factory=dict)
-    thresholds: Mapping[str, float] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()
-    rests_on: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Situation:
-    """All that the rules look at: one load on one cluster, over one path in one dtype; None where not said.
-
-    modes are what colocated engines do under the load. ranks are those of prefill and decode, where those
-    that are best for each were named. path is None without a prefill to set it against. assumed are the assumptions of
-    the figures.
-    """
-
-    objective: str | None
-    itl_target_ms: float | None
-    step_ms: float | None
-    load: Load
-    pools: Pools
-    modes: Sequence[Mode]
-    ranks: tuple[Ranks, Ranks] | None
-    dtype: DType
-    path: PathCost | None
-    assumed: frozenset[str]
-
-    def rests_on(self, *assumptions: str) -> tuple[str, ...]:
-        """Those of these assumptions that were made."""
-        return tuple(assumption for assumption in assumptions if assumption in self.assumed)
-
-    def missing(self, *names: str) -> tuple[str, ...]:
-        """Those of these options that were not given."""
-        cluster = self.pools.cluster
-        known = {
-            "--rate": self.load.requests_per_s,
-            "--output-tokens": self.load.mean_output,
-            "--decode-step-ms": self.step_ms,
-            "--itl-target-ms": self.itl_target_ms,
-            "--prefill-gpus": cluster.prefill,
-            "--decode-gpus": cluster.decode,
-        }
-        return tuple(name for name in names if known[name] is None)
+OTHER_CHUNKS = "no other chunks were looked at, and what small ones cost of prefill's efficiency is not modelled"
 
 
 def offline_batch(situation: Situation) -> Finding:
     """Only total throughput counts."""
     if situation.objective is None:
-        return _open("what counts is not said", ("--objective latency|throughput",))
+        return unknown("what counts is not said", ("--objective latency|throughput",))
     return Finding(
         situation.objective == "throughput",
         f"what counts is {situation.objective}",
@@ -127,7 +67,7 @@ def short_prompts(situation: Situation) -> Finding:
     why = f"p90 of the prompts is {p90:,} tokens, no more than {SHORT_TOKENS:,}"
     if concurrency is None:
         needs = situation.missing("--rate", "--output-tokens", "--decode-step-ms")
-        return _open(f"{why}; how many sequences decode at once is not known", needs, numbers, thresholds)
+        return unknown(f"{why}; how many sequences decode at once is not known", needs, numbers, thresholds)
     few = concurrency < LOW_CONCURRENCY
     beside = f"fewer than {LOW_CONCURRENCY}" if few else f"and fewer than {LOW_CONCURRENCY} are few"
     why += f"; {concurrency:.3g} sequences decode at once, {beside}"
@@ -155,7 +95,7 @@ def small_cluster(situation: Situation) -> Finding:
         return Finding(False, why, numbers, thresholds)
     if pools.prefill_busy is None or pools.decode_batch is None:
         needs = situation.missing("--prefill-gpus", "--decode-gpus", "--rate", "--output-tokens", "--decode-step-ms")
-        return _open("how busy the pools would be is not known", needs or ("--params",), numbers, thresholds)
+        return unknown("how busy the pools would be is not known", needs or ("--params",), numbers, thresholds)
     why = (
         f"prefill is busy {pools.prefill_busy:.1%} of the time, less than {LEAST_BUSY:.0%}, and a decode engine works "
         f"on {pools.decode_batch:.3g} sequences at once, fewer than {LEAST_BATCH}"
@@ -171,24 +111,27 @@ def slow_links(situation: Situation) -> Finding:
     numbers: dict[str, Number] = {"gbit": path.gbit, "percent": path.percent, "dtype": situation.dtype.name}
     numbers |= _exposed(path)
     thresholds = {"slow_gbit": SLOW_GBIT, "small_percent": SMALL_PERCENT, "large_percent": LARGE_PERCENT}
-    why = _path(path)
+    why, waiting = _path(situation, path), situation.waiting_percent
     rests_on = _path_rests_on(situation)
     if path.gbit > SLOW_GBIT:
         why = f"{why}; slow is {SLOW_GBIT:g} Gb/s or less"
         return Finding(False, why, numbers, thresholds, (), _rate_rests_on(situation))
-    if path.waiting_percent <= SMALL_PERCENT:
+    if waiting <= SMALL_PERCENT:
         return Finding(False, f"{why}; {SMALL_PERCENT:g} % or less is little", numbers, thresholds, (), rests_on)
     if situation.dtype.bytes > 1:
         why = f"{why}; more than {SMALL_PERCENT:g} % is not little, and {LARGE_PERCENT:g} % is hard to hide"
         return Finding(True, why, numbers, thresholds, (), rests_on)
-    hard = path.waiting_percent >= LARGE_PERCENT
+    hard = waiting >= LARGE_PERCENT
     beside = "or more is hard to hide" if hard else "would be hard to hide"
     why = f"{why}; of a cache in one byte ({situation.dtype.name}) {LARGE_PERCENT:g} % {beside}"
     return Finding(hard, why, numbers, thresholds, (), rests_on)
 
 
 def strict_itl(situation: Situation) -> Finding:
-    """Whatever the chunk size, colocated engines miss the p99 target between tokens, and decode alone would not."""
+    """With whole prompts and every chunk size that was looked at colocated engines miss the p99 ITL target.
+
+    Decode alone would not.
+    """
     target, step_ms = situation.itl_target_ms, situation.step_ms
     needs = situation.missing("--itl-target-ms", "--decode-step-ms", "--rate")
     numbers: dict[str, Number] = {"itl_target_ms": target, "decode_step_ms": step_ms}
@@ -197,7 +140,7 @@ def strict_itl(situation: Situation) -> Finding:
         why = f"a decode step alone takes {step_ms:g} ms, more than the target of {target:g}: a split cannot meet it"
         return Finding(False, why, numbers)
     if needs or target is None or step_ms is None:
-        return _open("what colocated prefill does to the ITL cannot be told", needs, numbers)
+        return unknown("what colocated prefill does to the ITL cannot be told", needs, numbers)
     if not situation.modes:
         return _no_prefill(numbers)
     rests_on = situation.rests_on(PREFILL, LAYERS, LENGTHS, ARRIVALS, ENGINES)
@@ -211,16 +154,21 @@ def strict_itl(situation: Situation) -> Finding:
         best = min(meets, key=lambda mode: mode.busy)
         itl, longest = best.itl_p99_ms, best.stall_max_ms
         why = f"colocated with {_words(best)} the p99 ITL is {itl:,.0f} ms, within the target of {target:g}"
-        why += f" (the longest stall is {longest:,.0f} ms)"
-        return Finding(False, why, numbers, {}, (), rests_on)
+        why += f" (the longest stall is {longest:,.0f} ms"
+        if best.chunk_tokens is None:
+            return Finding(False, f"{why})", numbers, {}, (), rests_on)
+        why += "; what such chunks cost of prefill's efficiency is not modelled)"
+        return Finding(False, why, numbers, {}, (), (*rests_on, *situation.rests_on(CHUNKS)))
     if ENGINES in rests_on and any(_only_overloaded(mode, target) for mode in situation.modes):
         why = "one engine cannot keep up with this load; what prefill does to the ITL where enough do is not known"
-        return _open(why, ("--total-gpus",), numbers)
+        return unknown(why, ("--total-gpus",), numbers)
     if (unheld := _unheld(situation)) is not None:
         return Finding(unheld.holds, unheld.why, numbers | unheld.numbers, {}, unheld.needs, rests_on)
     told = "; ".join(f"{_words(mode)}: {_itl(mode)}" for mode in situation.modes)
-    why = f"colocated the p99 ITL misses the target of {target:g} ms ({told}); decode alone takes {step_ms:g}"
-    return Finding(True, why, numbers, {}, (), rests_on)
+    why = f"colocated the p99 ITL misses the target of {target:g} ms ({told}; {OTHER_CHUNKS}); decode alone takes "
+    why += f"{step_ms:g} ms{_batches(situation.pools)}"
+    numbers |= {"decode_batch": situation.pools.decode_batch, "colocated_batch": situation.pools.colocated_batch}
+    return Finding(True, why, numbers, {}, (), (*rests_on, *situation.rests_on(CHUNKS, STEP)))
 
 
 def parallelism_differs(situation: Situation) -> Finding:
@@ -228,7 +176,7 @@ def parallelism_differs(situation: Situation) -> Finding:
     thresholds = {"ranks_per_rank": CLEARLY}
     if situation.ranks is None:
         needs = ("the best --tp-prefill, --tp-decode (--pp-prefill, --pp-decode) of each side",)
-        return _open("the parallelism of the sides is not said", needs, {}, thresholds)
+        return unknown("the parallelism of the sides is not said", needs, {}, thresholds)
     prefill, decode = situation.ranks
     numbers: dict[str, Number] = {"tp_prefill": prefill.tp, "tp_decode": decode.tp}
     numbers |= {"pp_prefill": prefill.pp, "pp_decode": decode.pp}
@@ -245,11 +193,11 @@ def fast_links(situation: Situation) -> Finding:
     path = situation.path
     if path is None:
         return _no_prefill()
-    waiting = path.waiting_percent
+    waiting = situation.waiting_percent
     numbers: dict[str, Number] = {"gbit": path.gbit, "percent": path.percent}
     numbers |= _busy(path) | _exposed(path)
     thresholds = {"fast_gbit": FAST_GBIT, "small_percent": SMALL_PERCENT, "large_percent": LARGE_PERCENT}
-    why, rests_on = _path(path), _path_rests_on(situation)
+    why, rests_on = _path(situation, path), _path_rests_on(situation)
     if path.measured:
         fast = waiting <= SMALL_PERCENT
         why += f"; of a measured path {SMALL_PERCENT:g} % or less is little"
@@ -269,7 +217,7 @@ def _unheld(situation: Situation) -> Finding | None:
         return Finding(False, f"the load takes {path.busy}, more than it can carry", _busy(path))
     if prefill is not None and prefill >= 1:
         why = f"the prefill pool of the split cannot keep up: the load takes {prefill:.0%} of its time"
-        return _open(why, ("--prefill-gpus that hold the load",), {"prefill_busy": prefill})
+        return unknown(why, ("--prefill-gpus that hold the load",), {"prefill_busy": prefill})
     return None
 
 
@@ -278,25 +226,27 @@ def _only_overloaded(mode: Mode, target: float) -> bool:
     return mode.overloaded and (mode.itl_p99_ms is None or mode.itl_p99_ms <= target)
 
 
-def _open(
-    why: str,
-    needs: tuple[str, ...],
-    numbers: dict[str, Number] | None = None,
-    thresholds: Mapping[str, float] | None = None,
-) -> Finding:
-    return Finding(None, why, numbers or {}, thresholds or {}, needs)
-
-
 def _no_prefill(numbers: dict[str, Number] | None = None) -> Finding:
-    return _open("how long a prefill takes is not known", ("--params and --params-active",), numbers)
+    return unknown("how long a prefill takes is not known", ("--params and --params-active",), numbers)
 
 
-def _path(path: PathCost) -> str:
+def _batches(pools: Pools) -> str:
+    """For how many sequences at once the decode step is the same."""
+    split, colocated = pools.decode_batch, pools.colocated_batch
+    if split is None or colocated is None:
+        return ""
+    return f", with {split:.3g} sequences on an engine of the split as with {colocated:.3g} on a colocated one"
+
+
+def _path(situation: Situation, path: PathCost) -> str:
     rate = f"{path.path} ({path.gbit:.3g} Gb/s)" if path.measured else path.path
     told = f"{rate}: a transfer is {path.percent:.3g} % of its prefill"
     if path.pipelined is None:
         return told
-    return f"{told}, and what pipelining by {path.pipelined.cut} leaves exposed {path.waiting_percent:.3g} %"
+    leaves = f"what pipelining by {path.pipelined.cut} leaves exposed"
+    if situation.counts_pipelining:
+        return f"{told}, and {leaves} {path.pipelined.percent:.3g} %"
+    return f"{told} ({leaves} is not counted, as its sends are assumed to cost nothing)"
 
 
 def _busy(path: PathCost) -> dict[str, Number]:
@@ -304,11 +254,11 @@ def _busy(path: PathCost) -> dict[str, Number]:
 
 
 def _exposed(path: PathCost) -> dict[str, Number]:
-    return {} if path.pipelined is None else {"exposed_percent": path.waiting_percent}
+    return {} if path.pipelined is None else {"exposed_percent": path.pipelined.percent}
 
 
 def _path_rests_on(situation: Situation) -> tuple[str, ...]:
-    return (*_rate_rests_on(situation), *situation.rests_on(PREFILL, LAYERS, MODEL))
+    return (*_rate_rests_on(situation), *situation.rests_on(PREFILL, LAYERS, MODEL, SENDS))
 
 
 def _rate_rests_on(situation: Situation) -> tuple[str, ...]:

@@ -568,13 +568,48 @@ def test_short_prompts_lose_by_pipelining_where_sends_cost(capsys: Captured) -> 
 def test_the_verdict_counts_what_pipelining_leaves_and_says_that_it_is_a_model(capsys: Captured) -> None:
     argv = [*ARTICLE, *SERVED, *POOLS, "--link", "100gbe"]
     assert planned(capsys, *argv)["verdict"]["answer"] == "compute the ratio first"
-    document = planned(capsys, *argv, "--pipeline", "best")
+    document = planned(capsys, *argv, "--pipeline", "best", "--fixed-ms", "0.5", "--send-ms", "0.1")
     (case,) = document["verdict"]["cases"]
     rule = rule_of(case, "slow links")
     assert rule["holds"] is False
     assert rule["numbers"]["exposed_percent"] < 1 < 29 < rule["numbers"]["percent"] + 1
     assert "leaves exposed" in rule["why"]
     assert any("by a model" in settled for settled in case["settled_by"])
+
+
+def test_sends_that_are_assumed_to_cost_nothing_hide_nothing_of_the_verdict(capsys: Captured) -> None:
+    """α alone is paid once, so that the most sends are still the best."""
+    argv = [*ARTICLE, *SERVED, *POOLS, "--link", "100", "--pipeline", "best"]
+    for more, counts in ([], False), (["--fixed-ms", "0.5"], False), (["--gamma-us", "0.01"], True):
+        document = planned(capsys, *argv, *more)
+        (case,) = document["verdict"]["cases"]
+        rule = rule_of(case, "slow links")
+        assert (rule["holds"], case["answer"] == "compute the ratio first") == (not counts, not counts)
+        assert rule["rests_on"][-1] == ("model" if counts else "sends")
+        assert any("--send-ms and --gamma-us" in settled for settled in case["settled_by"]) is not counts
+        assert any("the most sends are always best" in notice for notice in document["notices"]) is not counts
+
+
+def test_the_sizes_of_chunks_decide_and_are_an_assumption_unless_given(capsys: Captured) -> None:
+    """Chunks of 128 meet a target of 50 ms that the usual ones miss."""
+    argv = ["--model", "70b", "--link", "200", *SERVED, *POOLS, "--itl-target-ms", "50"]
+    for chunks, answer, told in (
+        ([], "strong candidate", True),
+        (["--chunk", "2048,512"], "strong candidate", False),
+        (["--chunk", "2048,512,256,128"], "favourable on arithmetic", False),
+    ):
+        (case,) = planned(capsys, *argv, *chunks)["verdict"]["cases"]
+        assert case["answer"] == answer
+        assert any("only the usual chunk sizes" in settled for settled in case["settled_by"]) is told
+
+
+def test_one_decode_step_for_engines_with_more_sequences_is_an_assumption(capsys: Captured) -> None:
+    """12 GPUs that decode make as many engines of one as all 16 of four, and more."""
+    argv = ["--model", "70b", "--link", "200", *SERVED, "--itl-target-ms", "50", "--prefill-gpus", "4"]
+    for more, told in (["--decode-gpus", "12"], True), (["--decode-gpus", "12", "--tp-decode", "1"], False):
+        (case,) = planned(capsys, *argv, *more)["verdict"]["cases"]
+        assert ("decode step" in rule_of(case, "strict ITL")["rests_on"]) is told
+        assert any("equally long on colocated engines" in settled for settled in case["settled_by"]) is told
 
 
 def test_pipelining_over_a_measured_path_takes_two_lengths(tmp_path: Path, capsys: Captured) -> None:

@@ -11,16 +11,13 @@ import pytest
 from kvxfer.cache.layout import Ranks
 from kvxfer.cost.colocated import Mode
 from kvxfer.cost.load import Load
+from kvxfer.cost.pipelined import Pipelined
 from kvxfer.cost.pools import Cluster, Pools
+from kvxfer.cost.rests_on import CHUNKS, ENGINES, LINE_RATE, MODEL, PREFILL, REACH, SENDS, STEP
+from kvxfer.cost.situation import Finding, Situation
 from kvxfer.cost.split import Busy, PathCost
 from kvxfer.cost.verdict import RULES, decide
 from kvxfer.cost.verdict_rules import (
-    ENGINES,
-    LINE_RATE,
-    PREFILL,
-    REACH,
-    Finding,
-    Situation,
     fast_links,
     offline_batch,
     parallelism_differs,
@@ -238,6 +235,37 @@ def test_strict_itl() -> None:
     assert found(strict_itl(changed(itl_target_ms=29))) is False
     nothing = changed(itl_target_ms=None, step_ms=None, load=Load([1], "here"), modes=[])
     assert found(strict_itl(nothing), ["--itl-target-ms", "--decode-step-ms", "--rate"]) is None
+
+
+def test_strict_itl_tells_that_other_chunks_and_larger_batches_were_not_looked_at() -> None:
+    """Chunks that meet the target do so at the efficiency of whole prompts; whole prompts that do rest on no chunk."""
+    assumed = frozenset({CHUNKS, STEP})
+    missed = strict_itl(changed(itl_target_ms=79, assumed=assumed, pools=pools(decode_batch=20, concurrency=40)))
+    assert missed.rests_on == (CHUNKS, STEP)
+    assert "(whole prompts: 750 ms; chunks of 512: 80 ms; no other chunks were looked at, and what small" in missed.why
+    assert missed.why.endswith("30 ms, with 20 sequences on an engine of the split as with 10 on a colocated one")
+    assert (missed.numbers["decode_batch"], missed.numbers["colocated_batch"]) == (20, 10)
+    met = strict_itl(changed(assumed=assumed))
+    assert (met.holds, met.rests_on) == (False, (CHUNKS,))
+    assert "what such chunks cost of prefill's efficiency is not modelled" in met.why
+    whole = strict_itl(changed(assumed=assumed, itl_target_ms=750, modes=[mode(None, 750)]))
+    assert (whole.holds, whole.rests_on) == (False, ())
+
+
+def pipelined(percent: float) -> Pipelined:
+    return Pipelined("1", 1, None, percent, None, None, 16, None, None, False, [])
+
+
+def test_what_is_exposed_of_sends_that_cost_nothing_decides_nothing() -> None:
+    """Over a slow path and over a fast one: by the model 1 % is exposed, of 29 and of 40."""
+    for rule, cost, held in ((slow_links, path(100, 29), True), (fast_links, path(200, 40), False)):
+        situation = changed(path=replace(cost, pipelined=pipelined(1)))
+        counted = rule(replace(situation, assumed=frozenset({MODEL})))
+        assert (counted.holds, counted.rests_on) == (not held, (LINE_RATE, MODEL))
+        assert "and what pipelining by 1 leaves exposed 1 %" in counted.why
+        free = rule(replace(situation, assumed=frozenset({SENDS})))
+        assert (free.holds, free.rests_on) == (held, (LINE_RATE, SENDS))
+        assert "(what pipelining by 1 leaves exposed is not counted, as its sends are assumed to cost" in free.why
 
 
 def test_an_overload_of_engines_that_are_assumed_is_no_missed_target() -> None:
