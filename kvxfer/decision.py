@@ -42,6 +42,7 @@ from kvxfer.cost.split import (
 from kvxfer.cost.verdict import Decision, decide
 from kvxfer.load_options import Offered
 from kvxfer.model.dtypes import DType
+from kvxfer.wording import three_digits
 
 Record = Mapping[str, Any]
 
@@ -365,6 +366,6 @@ def _warnings(service: Service) -> list[str]:
         cache = _cache(service, dtype)
         needed, available = cache["needed_bytes"], cache["available_bytes"]
         if needed is not None and available is not None and needed > available:
-            told = f"{needed / 1e9:,.3g} GB of {dtype.name} cache, and has {available / 1e9:,.3g}"
+            told = f"{three_digits(needed / 1e9)} GB of {dtype.name} cache, and has {three_digits(available / 1e9)}"
             warnings.append(f"the decode pool is too small: its sequences take {told}")
     return warnings

@@ -38,6 +38,11 @@ def did_you_mean(text: str, names: Iterable[str]) -> str:
     return f" (did you mean {by_lower[near[0]]}?)" if near else ""
 
 
+def three_digits(value: float) -> str:
+    """Three significant digits, and every digit before the point."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+
+
 def told_requests(sizes: tuple[float, float], pieces: tuple[float, float] | None = None) -> str:
     """`5.24 … 83.9 MB in 80 … 1,280 pieces`, of the least and the most of both; without pieces: of any number."""
     told = f"{_between(*map(_megabytes, sizes))} MB"

@@ -131,7 +131,8 @@ def _add(histogram: Histogram, part: str, value: float, labels: str) -> None:
 
 def _notices(found: dict[str, Histogram], mean: float) -> Iterator[str]:
     transfers = found[TIME]
-    yield f"the mean of {transfers.count:,.0f} transfers since vLLM started, of {transfers.series} engines or models"
+    whose = "one engine" if transfers.series == 1 else f"{transfers.series} engines or models"
+    yield f"the mean of {transfers.count:,.0f} transfers since vLLM started, of {whose}"
     middle, tail = transfers.at_most(0.5), transfers.at_most(TAIL)
     if middle is not None and tail is not None:
         yield f"half of them took at most {1e3 * middle:g} ms, 90 % at most {1e3 * tail:g} ms (upper edges of buckets)"

@@ -20,6 +20,6 @@ SETTLED_BY = {
     ARRIVALS: "the requests are assumed to arrive independently of each other: --lengths with a trace with timestamps",
     ENGINES: "one colocated engine is assumed to take all requests: --total-gpus",
     CHUNKS: "only the usual chunk sizes of colocated prefill were looked at: --chunk with all that your engine can run",
-    STEP: "the decode step is taken as equally long on colocated engines and on the split's, which have more sequences "
-    "each: time it at the split's batch, and see whether the answer holds with that --decode-step-ms",
+    STEP: "the decode step is taken as equally long on colocated engines and on the split's, which may have more "
+    "sequences each: time it at the split's batch, and see whether the answer holds with that --decode-step-ms",
 }

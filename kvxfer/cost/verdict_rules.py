@@ -23,6 +23,7 @@ from kvxfer.cost.rests_on import (
 )
 from kvxfer.cost.situation import Finding, Number, Situation, unknown
 from kvxfer.cost.split import PathCost
+from kvxfer.wording import three_digits
 
 SHORT_TOKENS = 1024
 """90 % of short prompts have no more."""
@@ -70,7 +71,7 @@ def short_prompts(situation: Situation) -> Finding:
         return unknown(f"{why}; how many sequences decode at once is not known", needs, numbers, thresholds)
     few = concurrency < LOW_CONCURRENCY
     beside = f"fewer than {LOW_CONCURRENCY}" if few else f"and fewer than {LOW_CONCURRENCY} are few"
-    why += f"; {concurrency:.3g} sequences decode at once, {beside}"
+    why += f"; {three_digits(concurrency)} sequences decode at once, {beside}"
     return Finding(few, why, numbers, thresholds, (), rests_on)
 
 
@@ -91,14 +92,15 @@ def small_cluster(situation: Situation) -> Finding:
         why = f"prefill is busy {pools.prefill_busy:.0%} of the time, and {LEAST_BUSY:.0%} is enough"
         return Finding(False, why, numbers, thresholds, (), rests_on)
     if pools.decode_batch is not None and pools.decode_batch >= LEAST_BATCH:
-        why = f"a decode engine works on {pools.decode_batch:.3g} sequences at once, and {LEAST_BATCH} are enough"
+        sequences = three_digits(pools.decode_batch)
+        why = f"a decode engine works on {sequences} sequences at once, and {LEAST_BATCH} are enough"
         return Finding(False, why, numbers, thresholds)
     if pools.prefill_busy is None or pools.decode_batch is None:
         needs = situation.missing("--prefill-gpus", "--decode-gpus", "--rate", "--output-tokens", "--decode-step-ms")
         return unknown("how busy the pools would be is not known", needs or ("--params",), numbers, thresholds)
     why = (
         f"prefill is busy {pools.prefill_busy:.1%} of the time, less than {LEAST_BUSY:.0%}, and a decode engine works "
-        f"on {pools.decode_batch:.3g} sequences at once, fewer than {LEAST_BATCH}"
+        f"on {three_digits(pools.decode_batch)} sequences at once, fewer than {LEAST_BATCH}"
     )
     return Finding(True, why, numbers, thresholds, (), rests_on)
 
@@ -235,17 +237,18 @@ def _batches(pools: Pools) -> str:
     split, colocated = pools.decode_batch, pools.colocated_batch
     if split is None or colocated is None:
         return ""
-    return f", with {split:.3g} sequences on an engine of the split as with {colocated:.3g} on a colocated one"
+    on_split, on_colocated = three_digits(split), three_digits(colocated)
+    return f", with {on_split} sequences on an engine of the split as with {on_colocated} on a colocated one"
 
 
 def _path(situation: Situation, path: PathCost) -> str:
-    rate = f"{path.path} ({path.gbit:.3g} Gb/s)" if path.measured else path.path
-    told = f"{rate}: a transfer is {path.percent:.3g} % of its prefill"
+    rate = f"{path.path} ({three_digits(path.gbit)} Gb/s)" if path.measured else path.path
+    told = f"{rate}: a transfer is {three_digits(path.percent)} % of its prefill"
     if path.pipelined is None:
         return told
     leaves = f"what pipelining by {path.pipelined.cut} leaves exposed"
     if situation.counts_pipelining:
-        return f"{told}, and {leaves} {path.pipelined.percent:.3g} %"
+        return f"{told}, and {leaves} {three_digits(path.pipelined.percent)} %"
     return f"{told} ({leaves} is not counted, as its sends are assumed to cost nothing)"
 
 

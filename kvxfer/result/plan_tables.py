@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvxfer.result.printing import NONE, Column, figure, print_pairs, print_table, print_trimmed
-from kvxfer.wording import plain
+from kvxfer.wording import plain, three_digits
 
 Record = Mapping[str, Any]
 
@@ -91,7 +91,7 @@ def _load(load: Record) -> str:
         how = "arrivals independent of each other"
         if load["arrivals"] == "trace":
             how = f"as the trace's arrivals, which are bursty by {load['burstiness']:.2g} (1: independent)"
-        told.append(f"{load['requests_per_s']:,.3g} requests/s, {how}")
+        told.append(f"{three_digits(load['requests_per_s'])} requests/s, {how}")
     return plain("; ".join(told))
 
 
@@ -218,9 +218,10 @@ def _caches(pools: Record) -> list[str]:
     for cache in pools["cache"]:
         needed, available = cache["needed_bytes"], cache["available_bytes"]
         if needed is not None:
-            has = "" if available is None else f" of {available / 1e9:,.3g} GB that the pool has"
-            each = f"{cache['bytes_per_sequence'] / 1e9:,.3g} GB"
-            total = f"{pools['concurrency']:,.3g} sequences of {each} take {needed / 1e9:,.3g} GB{has}"
+            has = "" if available is None else f" of {three_digits(available / 1e9)} GB that the pool has"
+            each = f"{three_digits(cache['bytes_per_sequence'] / 1e9)} GB"
+            sequences = f"{three_digits(pools['concurrency'])} sequences of {each}"
+            total = f"{sequences} take {three_digits(needed / 1e9)} GB{has}"
             told.append(f"{cache['dtype']} cache of the decode pool: {total}.")
     return told
 

@@ -221,6 +221,14 @@ def test_the_decode_pool_s_cache_has_half_of_the_answer_and_every_copy_of_a_head
         assert held["bytes_per_sequence"] == 1200 * 131_072 * copies
 
 
+def test_large_memories_and_counts_are_written_in_full(capsys: Captured) -> None:
+    """64 GPUs of 80 GB make 5,120; 300 tokens of 30 ms, 200 a second, are 1,800 sequences of 85 blocks each."""
+    argv = [*ARTICLE, *SERVED, "--rate", "200", "--tokens", "1200", "--prefill-gpus", "64", "--decode-gpus", "64"]
+    text = printed(capsys, *argv, "--kv-memory-gb", "80")
+    assert "1,800 sequences of 0.446 GB take 802 GB of 5,120 GB that the pool has" in text
+    assert "has 1,280" in printed(capsys, *argv, "--kv-memory-gb", "20", "--output-tokens", "600")
+
+
 def test_parallelism_that_is_named_counts(capsys: Captured) -> None:
     argv = [*ARTICLE, *SERVED, *POOLS, "--link", "150", "--itl-target-ms", "1000"]
     same = planned(capsys, *argv, "--tp-prefill", "4", "--tp-decode", "4")

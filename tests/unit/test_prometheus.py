@@ -34,6 +34,7 @@ def test_the_mean_transfer() -> None:
     assert (observation.ms, observation.post_ms) == pytest.approx((173.8, 129.1))
     assert (observation.bytes, observation.descriptors) == pytest.approx((328_204_288, 40_064))
     assert found.transfers == 10
+    assert found.notices[0].endswith("of one engine")
     assert "half of them took at most 200 ms, 90 % at most 200 ms (upper edges of buckets)" in found.notices
 
 
