@@ -123,6 +123,17 @@ def test_a_small_cache_is_no_reason_to_compute_first(capsys: Captured) -> None:
     assert rule["numbers"]["percent"] < 15
 
 
+def test_data_parallel_ranks_are_engines_of_one_gpu(capsys: Captured) -> None:
+    """As docs/verdict.md tells of DeepSeek-V3: 32 GPUs behind one link, or each with one; the pools are as busy."""
+    argv = ["--model", "deepseek-v3", "--link", "400", "--tokens", "4096", "--rate", "2"]
+    pools = ["--prefill-gpus", "32", "--decode-gpus", "32"]
+    together, ranks = (planned(capsys, *argv, *pools, "--gpus", gpus)["plan"] for gpus in ("32", "1"))
+    shares = [plan["split"][0]["percent"] for plan in (together, ranks)]
+    assert shares == pytest.approx([22.0, 0.69], abs=0.05)
+    assert [plan["pools"]["prefill"]["instances"] for plan in (together, ranks)] == [1, 32]
+    assert together["pools"]["prefill"]["busy"] == pytest.approx(ranks["pools"]["prefill"]["busy"])
+
+
 def test_windows_do_not_grow(capsys: Captured) -> None:
     """A long prompt of gpt-oss moves half its layers' tokens: its share falls with the length."""
     short, long = (
