@@ -104,15 +104,16 @@ def service_of(asked: Asked, offered: Offered, measurement: Measurement | None, 
     modes: list[Mode] = []
     if source is not None and step_ms is not None and load.requests_per_s is not None:
         modes = simulate(source, load, cluster.colocated_instances, step_ms, offered.chunks, asked.assumptions)
+    pools = pools_of(cluster, load, source, asked.assumptions, step_ms)
     paths: dict[str, Sequence[PathCost]] = {}
     unused: list[Path] = []
     if source is not None:
         for dtype in asked.dtypes:
-            costs, without = _measured_paths(asked, offered, source, dtype, measurement or Measurement(), ratio)
+            costs, without = _measured_paths(asked, offered, source, dtype, pools, measurement or Measurement(), ratio)
             own = not asked.assumptions.links_shared
-            paths[dtype.name] = costs or line_rate_paths(_traffic(asked, offered, source, dtype, _on_a_link, own))
+            traffic = _traffic(asked, offered, source, dtype, pools, _on_a_link, own)
+            paths[dtype.name] = costs or line_rate_paths(traffic)
             unused += without
-    pools = pools_of(cluster, load, source, asked.assumptions, step_ms)
     return Service(asked, offered, sources, pools, modes, paths, measurement is not None, unused)
 
 
@@ -191,11 +192,12 @@ def _measured_paths(
     offered: Offered,
     source: PrefillSource,
     dtype: DType,
+    pools: Pools,
     measurement: Measurement,
     ratio: Sequence[Record],
 ) -> tuple[list[PathCost], list[Path]]:
     """What was measured or fitted between two hosts: what that costs the load, and what reaches no prompt of it."""
-    traffic = _traffic(asked, offered, source, dtype, _moved, own_links=False)
+    traffic = _traffic(asked, offered, source, dtype, pools, _moved, own_links=False)
     exposed = {
         entry["of"]: entry.get("exposed_ms")
         for row in ratio
@@ -222,6 +224,7 @@ def _traffic(
     offered: Offered,
     source: PrefillSource,
     dtype: DType,
+    pools: Pools,
     sizes: Callable[[Asked, DType], BytesOf],
     own_links: bool,
 ) -> Traffic:
@@ -249,6 +252,7 @@ def _traffic(
         assumptions=asked.assumptions,
         engines=offered.cluster.engines,
         pipelining=pipelining,
+        queue=pools.queue,
     )
 
 

@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from kvxfer.cost.assumptions import Assumptions
+from kvxfer.cost.first_token import FirstTokens, first_tokens, first_tokens_record
 from kvxfer.cost.load import Load
 from kvxfer.cost.prefill_source import PrefillSource
 
@@ -33,7 +34,7 @@ class Mode:
 
     chunk_tokens is None for whole prompts. busy is the share of time that prefill (with chunks: their steps) takes;
     from 1 on the load is more than this can take, and what grows without end is None. stalled is the share of pairs of
-    tokens with a stall between them.
+    tokens with a stall between them. first_tokens are those of the load's requests, None where these wait ever longer.
     """
 
     chunk_tokens: int | None
@@ -43,13 +44,16 @@ class Mode:
     stall_p99_ms: float | None
     stall_max_ms: float | None
     itl_p99_ms: float | None
+    first_tokens: FirstTokens | None = None
 
     @property
     def overloaded(self) -> bool:
         return self.busy >= 1
 
     def as_record(self) -> dict[str, Any]:
-        return asdict(self) | {"overloaded": self.overloaded}
+        fields = asdict(self)
+        del fields["first_tokens"]
+        return fields | {"overloaded": self.overloaded} | first_tokens_record(self.first_tokens)
 
 
 def stall_rows(
@@ -115,6 +119,7 @@ class _Engine:
         stalls: Counter[float] = Counter()
         requests, step_ms = self.requests, self.step_ms
         clock, index = requests[0][0], 0
+        first: list[float] = []
         while index < len(requests):
             steps = max(1, math.ceil((requests[index][0] - clock) / step_ms))
             stalls[0.0] += steps - 1
@@ -122,11 +127,12 @@ class _Engine:
             stall = 0.0
             while index < len(requests) and requests[index][0] <= clock + stall:
                 stall += times[requests[index][1]]
+                first.append(clock + stall - requests[index][0])
                 index += 1
             stalls[stall] += 1
             clock += stall
         stalls[0.0] += self._free_after(clock)
-        return self._mode(None, self._busy(times), stalls)
+        return self._mode(None, self._busy(times), stalls, first)
 
     def chunked(self, chunk: int) -> Mode:
         """Chunks begin at multiples of `chunk`, so that prompts of all lengths share the times of all but their ends.
@@ -152,11 +158,13 @@ class _Engine:
             prompt: sums[inner.stop] - sums[inner.start] + sum(ends) + (len(inner) + len(ends)) * self.step_ms
             for prompt, (inner, ends) in parts.items()
         }
-        stalls[0.0] += self._free_steps(taken)
-        return self._mode(chunk, self._busy(taken), stalls)
+        free, first = self._free_steps(taken)
+        stalls[0.0] += free
+        return self._mode(chunk, self._busy(taken), stalls, first)
 
-    def _free_steps(self, taken: Mapping[int, float]) -> int:
-        """Decode steps that no chunk goes along with."""
+    def _free_steps(self, taken: Mapping[int, float]) -> tuple[int, list[float]]:
+        """Decode steps that no chunk goes along with, and the time to first token of each request."""
+        first: list[float] = []
         free, clock = 0, self.requests[0][0]
         for arrival, prompt in self.requests:
             if arrival > clock:
@@ -164,7 +172,8 @@ class _Engine:
                 free += steps
                 clock += steps * self.step_ms
             clock += taken[prompt]
-        return free + self._free_after(clock)
+            first.append(clock - arrival)
+        return free + self._free_after(clock), first
 
     def _free_after(self, clock: float) -> int:
         """Decode steps after the last request, until at their mean rate the next one would come."""
@@ -199,7 +208,7 @@ class _Engine:
         total = sum(taken[prompt] * count for prompt, count in self._counted.items())
         return total / len(self.requests) * self.per_ms
 
-    def _mode(self, chunk: int | None, busy: float, stalls: Counter[float]) -> Mode:
+    def _mode(self, chunk: int | None, busy: float, stalls: Counter[float], first: Sequence[float]) -> Mode:
         if busy >= 1 and chunk is None:
             return Mode(chunk, busy, None, None, None, None, None)
         tokens = sum(stalls.values())
@@ -212,6 +221,7 @@ class _Engine:
             stall_p99_ms=worst,
             stall_max_ms=max(stall for stall, count in stalls.items() if count),
             itl_p99_ms=self.step_ms + worst,
+            first_tokens=first_tokens(first) if busy < 1 else None,
         )
 
 

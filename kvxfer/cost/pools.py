@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvxfer.cache.layout import Side
 from kvxfer.cost.assumptions import Assumptions
+from kvxfer.cost.first_token import Prefilled, prefilled
 from kvxfer.cost.load import Load
 from kvxfer.cost.prefill_source import PrefillSource, prompt_ms
 from kvxfer.errors import UsageError
@@ -96,9 +98,9 @@ def make_cluster(
 class Pools:
     """What the load makes of the pools; None where it, or their size, is not known.
 
-    prefill_busy is the share of prefill's time that is work, prefill_wait_ms the mean wait for an engine (one queue for
-    each, arrivals independent of each other). decode_batch is the mean number of sequences that one decode engine works
-    on, and concurrency that of the whole service.
+    prefill_busy is the share of prefill's time that is work, prefill_wait_ms the mean wait for an engine. queue are the
+    requests of one engine, replayed; none where they would wait ever longer. decode_batch is the mean number of
+    sequences that one decode engine works on, and concurrency that of the whole service.
     """
 
     cluster: Cluster
@@ -106,6 +108,7 @@ class Pools:
     prefill_wait_ms: float | None
     decode_batch: float | None
     concurrency: float | None
+    queue: Sequence[Prefilled] = ()
 
     @property
     def colocated_batch(self) -> float | None:
@@ -126,18 +129,20 @@ def pools_of(
     """By the prefill time of `source` and a decode step of `step_ms`, each None when not known."""
     rate, instances = load.requests_per_s, cluster.prefill_instances
     busy = wait = None
+    queue: list[Prefilled] = []
     if rate and instances and source is not None:
         times = {prompt: prompt_ms(source, assumptions, prompt) for prompt in set(load.prompts)}
         per_ms = rate / instances / 1e3
         count = len(load.prompts)
         busy = per_ms * sum(times[prompt] for prompt in load.prompts) / count
-        if busy < FULL:  # Pollaczek-Khinchine
-            wait = per_ms * sum(times[prompt] ** 2 for prompt in load.prompts) / count / 2 / (1 - busy)
+        if busy < FULL:
+            queue = prefilled(load.requests(instances), times)
+            wait = sum(one.done_ms - one.arrived_ms - times[one.tokens] for one in queue) / len(queue)
     concurrency = None
     if rate and load.mean_output is not None and step_ms is not None:
         concurrency = rate * load.mean_output * step_ms / 1e3  # Little
     batch = concurrency / cluster.decode_instances if concurrency is not None and cluster.decode_instances else None
-    return Pools(cluster, busy, wait, batch, concurrency)
+    return Pools(cluster, busy, wait, batch, concurrency, queue)
 
 
 def pools_record(pools: Pools) -> dict[str, Any]:

@@ -6,6 +6,7 @@ in the cache. A whole prompt is 0 … N, one with a prefix-cache hit h·N … N,
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -187,6 +188,6 @@ def on_the_line(points: Sequence[tuple[float, float]], at: float) -> float:
     """The value at `at` on the lines through points of rising x; the last line goes on. One point is its value."""
     if len(points) == 1:
         return points[0][1]
-    above = next((index for index, (x, _) in enumerate(points) if index and x >= at), len(points) - 1)
+    above = min(max(1, bisect_left(points, at, key=lambda point: point[0])), len(points) - 1)
     (x0, y0), (x1, y1) = points[above - 1], points[above]
     return y0 + (y1 - y0) * (at - x0) / (x1 - x0)

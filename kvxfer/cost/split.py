@@ -11,6 +11,7 @@ from kvxfer.cache.layout import Side
 from kvxfer.cache.leaving import Weight
 from kvxfer.cache.sends import Cut
 from kvxfer.cost.assumptions import Assumptions
+from kvxfer.cost.first_token import FirstTokens, Prefilled, crossed, first_tokens_record
 from kvxfer.cost.fitted import Fitted
 from kvxfer.cost.load import Load
 from kvxfer.cost.measured import Measured
@@ -53,8 +54,8 @@ class PathCost:
     the same prompts. exposed_ms is what pipelining leaves of the longest measured prompt's transfer; without it all of
     it waits. setup_ms is what the first request of a pair of running engines waits for beside its transfer. busy is the
     share of time that the path of one engine is held by the load's sends, those of prompts that no measurement reaches
-    extrapolated. pipelined is what a model says that pipelining leaves exposed, where that was asked for. None where
-    not known.
+    extrapolated. pipelined is what a model says that pipelining leaves exposed, where that was asked for. first_tokens
+    are those of the load's requests. None where not known.
     """
 
     dtype: str
@@ -69,6 +70,7 @@ class PathCost:
     setup_ms: float | None
     busy: Busy | None
     pipelined: Pipelined | None = None
+    first_tokens: FirstTokens | None = None
 
     @property
     def overloaded(self) -> bool:
@@ -76,11 +78,11 @@ class PathCost:
         return self.busy is not None and self.busy.share >= 1
 
     def as_record(self) -> dict[str, Any]:
-        busy = self.busy
-        return asdict(self) | {
-            "busy": None if busy is None else busy.share,
-            "busy_side": None if busy is None else busy.side,
-        }
+        fields, busy = asdict(self), self.busy
+        del fields["first_tokens"]
+        fields["busy"] = None if busy is None else busy.share
+        fields["busy_side"] = None if busy is None else busy.side
+        return fields | first_tokens_record(self.first_tokens)
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Traffic:
 
     on_links tells them on each link that is assumed, and link_sides whose that is. tokens are the prompt lengths that
     are told one by one. engines are those of each side, as far as said. pipelining is None where it was not asked for.
+    queue are requests of one engine that were prefilled.
     """
 
     dtype: str
@@ -102,6 +105,7 @@ class Traffic:
     assumptions: Assumptions
     engines: Mapping[Side, int]
     pipelining: Pipelining | None = None
+    queue: Sequence[Prefilled] = ()
 
     @cached_property
     def prompts(self) -> list[int]:
@@ -154,6 +158,23 @@ class Traffic:
         links, _ = self.pipelining.sends(tokens, Cut(pipelined.layers_per_send, pipelined.chunk_tokens))
         return [[(send.bytes, send.descriptors) for send in sends] for sends in links]
 
+    def first_tokens(
+        self, carrier: Carrier, busy: Busy | None, pipelined: Pipelined | None, transfers_ms: Mapping[int, float]
+    ) -> FirstTokens | None:
+        """By what some prompts' transfers take, or what pipelining leaves of them; None where the path is too narrow.
+
+        What sends hide that are assumed to cost nothing does not count.
+        """
+        if busy is None or busy.share >= 1:
+            return None
+        told = carrier.reach is not None or not self.assumptions.sends_cost_nothing
+        if self.pipelining is None or pipelined is None or not told:
+            return crossed(self.queue, transfers_ms)
+        crossing = Crossing(carrier, prompts=[], median=None, p99=None, listed=[])
+        cut = Cut(pipelined.layers_per_send, pipelined.chunk_tokens)
+        exposed = {tokens: self.pipelining.exposed_ms(crossing, tokens, cut) for tokens in transfers_ms}
+        return crossed(self.queue, exposed)
+
     def pipelined(self, carrier: Carrier, reaches: Callable[[int], bool]) -> Pipelined | None:
         """What a carrier leaves exposed of the prompts that are reached; None where that was not asked for."""
         if self.pipelining is None:
@@ -173,7 +194,8 @@ class Traffic:
 def line_rate_paths(traffic: Traffic) -> list[PathCost]:
     """One for each line rate that is assumed; the traffic's bytes are those on one link."""
     prompts, load, assumptions = traffic.prompts, traffic.load, traffic.assumptions
-    on_links = {prompt: traffic.on_links(prompt) for prompt in {*prompts, load.percentile(50), load.percentile(99)}}
+    told = {*prompts, *(load.percentile(percent) for percent in (0, 50, 99, 100))}
+    on_links = {prompt: traffic.on_links(prompt) for prompt in told}
     prefill = traffic.prefill_ms(prompts)
     paths = []
     for gbit in assumptions.link_gbit:
@@ -181,6 +203,7 @@ def line_rate_paths(traffic: Traffic) -> list[PathCost]:
         each_send_ms, per_piece_ns = assumptions.send_ms, assumptions.gamma_us * 1e3
         carrier = Link((assumptions.fixed_ms - each_send_ms) * 1e6, each_send_ms * 1e6, gbit / 8, per_piece_ns)
         pipelined = traffic.pipelined(carrier, lambda _: True)
+        busy = traffic.busy(carrier, pipelined, traffic.on_links)
         paths.append(
             PathCost(
                 dtype=traffic.dtype,
@@ -193,8 +216,9 @@ def line_rate_paths(traffic: Traffic) -> list[PathCost]:
                 p99_ms=times[load.percentile(99)],
                 exposed_ms=None,
                 setup_ms=None,
-                busy=traffic.busy(carrier, pipelined, traffic.on_links),
+                busy=busy,
                 pipelined=pipelined,
+                first_tokens=traffic.first_tokens(carrier, busy, pipelined, times),
             )
         )
     return paths
@@ -324,6 +348,8 @@ def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None])
     median, p99 = traffic.load.percentile(50), traffic.load.percentile(99)
     longest = path.longest
     pipelined = traffic.pipelined(path.carrier, path.reaches) if path.tells_sends else None
+    busy = traffic.busy(path.carrier, pipelined, traffic.together)
+    times = {tokens: path.transfer_ms(tokens) for tokens in reached} if share == 1 else {}
     return PathCost(
         dtype=traffic.dtype,
         path=path.named + (f", {share:.0%} of the prompts" if share < 1 else ""),
@@ -335,8 +361,9 @@ def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None])
         p99_ms=path.transfer_ms(p99) if path.reaches(p99) else None,
         exposed_ms=None if longest is None else exposed.get(longest.of),
         setup_ms=path.setup_ms(reached[-1]),
-        busy=traffic.busy(path.carrier, pipelined, traffic.together),
+        busy=busy,
         pipelined=pipelined,
+        first_tokens=traffic.first_tokens(path.carrier, busy, pipelined, times),
     )
 
 

@@ -44,8 +44,13 @@ NOT_REACHED = (
 )
 
 POOLS_NOTES = (
-    "busy: time that an engine works; wait: mean of a prompt for its engine, arrivals independent of each other.",
+    "busy: time that an engine works; wait: mean of a prompt for its engine, which takes them as they come.",
     "sequences: that a decode engine works on at once, mean.",
+)
+
+FIRST_TOKENS = "Time to first token at this load: wait, prefill and, in the split, transfer"
+FIRST_TOKENS_NOTES = (
+    "Of the requests of one engine, first come first served, replayed; – for the p99 of fewer than a hundred.",
 )
 
 HOLDS = {True: "yes", False: "no", None: "open"}
@@ -60,6 +65,7 @@ def render_plan(plan: Record, console: Console) -> None:
     _print_split(plan["split"], console)
     _print_pipelined(plan["split"], console)
     _print_pools(plan["pools"], console)
+    _print_first_tokens(plan, console)
 
 
 def render_verdict(verdict: Record | None, console: Console) -> None:
@@ -209,6 +215,30 @@ def _print_pools(pools: Record, console: Console) -> None:
         ],
         console,
         [*POOLS_NOTES, *_caches(pools)],
+    )
+
+
+def _print_first_tokens(plan: Record, console: Console) -> None:
+    """What the split costs beside what colocated engines do."""
+    modes, paths = plan["colocated"]["modes"], plan["split"]
+    rows = [(f"colocated, {_mode(mode['chunk_tokens'])}", mode, mode["busy"] >= 1) for mode in modes]
+    narrow = (plan["pools"]["prefill"]["busy"] or 0) >= 1
+    rows += [
+        (f"split, {path['dtype']} over {plain(path['path'])}", path, narrow or (path["busy"] or 0) >= 1)
+        for path in paths
+    ]
+    if not any(endless or one.get("first_token_mean_ms") is not None for _, one, endless in rows):
+        return
+
+    def told(name: str) -> list[str]:
+        return ["no end" if endless else figure(one.get(name)) for _, one, endless in rows]
+
+    print_table(
+        FIRST_TOKENS,
+        [Column("layout", [name for name, _, _ in rows], words=True, share=3)],
+        [Column("mean\nms", told("first_token_mean_ms")), Column("p99\nms", told("first_token_p99_ms"))],
+        console,
+        FIRST_TOKENS_NOTES,
     )
 
 

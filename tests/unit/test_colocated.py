@@ -55,6 +55,10 @@ def test_whole_prompts_by_hand() -> None:
     assert chunked.stalled == pytest.approx(6 / 8)
     assert chunked.stall_mean_ms == pytest.approx(41 / 8)
     assert chunked.stall_p99_ms == 10
+    assert whole.first_tokens is not None
+    assert whole.first_tokens.mean_ms == pytest.approx((11 + 36 + 36 + 6) / 4)
+    assert chunked.first_tokens is not None
+    assert chunked.first_tokens.mean_ms == pytest.approx((11 + 66 + 76 + 16) / 4)
 
 
 def test_prompts_of_one_step_stall_the_same_token() -> None:
@@ -95,6 +99,7 @@ def test_a_load_that_is_too_much_has_no_end() -> None:
     whole, chunked = simulated(Load([1000], "here", rate=1.1), [100])
     assert whole.overloaded
     assert whole.itl_p99_ms is None
+    assert (whole.first_tokens, chunked.first_tokens) == (None, None)
     assert chunked.overloaded  # its decode goes on, a chunk at a time, but the queue grows
     assert chunked.itl_p99_ms == 110
     assert chunked.stalled == 1
