@@ -51,6 +51,7 @@ POOLS_NOTES = (
 FIRST_TOKENS = "Time to first token at this load: wait, prefill and, in the split, transfer"
 FIRST_TOKENS_NOTES = (
     "Of the requests of one engine, first come first served, replayed; – for the p99 of fewer than a hundred.",
+    "Transfers from several prefill engines that meet at one of decode are taken not to wait for each other.",
 )
 
 HOLDS = {True: "yes", False: "no", None: "open"}

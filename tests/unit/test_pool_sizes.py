@@ -10,6 +10,7 @@ from example_result import cost_model
 
 from kvxfer.cache.layout import Side
 from kvxfer.cost.assumptions import Assumptions
+from kvxfer.cost.first_token import Prefilled
 from kvxfer.cost.fitted import fitted_models
 from kvxfer.cost.load import Load
 from kvxfer.cost.measured import Measured
@@ -244,6 +245,17 @@ def test_a_load_that_a_measurement_reaches_in_part_is_told_by_that_part() -> Non
     assert cost.path == "tcp push, measured at 500 … 1,000 tokens, 50% of the prompts"
     assert (cost.reached, cost.setup_ms, cost.p99_ms, cost.busy) == (0.5, None, None, None)
     assert cost.percent == pytest.approx(400 / 15)
+
+
+def test_first_tokens_are_told_of_a_load_whose_every_prompt_is_reached() -> None:
+    """500 tokens that took 500 ms of prefill, and 100 of the path."""
+    for prompts, mean_ms in ([500, 1000], 600), ([500, 9000], None):
+        traffic = replace(traffic_of(Load(prompts, "here", rate=0.01)), queue=[Prefilled(500, 0.0, 500.0)])
+        (path,) = paths_between_hosts([row(500, 100), row(1000, 300)], "m", "bf16", moved)
+        cost = path_cost(path, traffic, {})
+        assert cost is not None
+        found = cost.first_tokens
+        assert (found and found.mean_ms) == mean_ms
 
 
 @pytest.mark.parametrize("prompts", [[499], [1001], [1, 10_000]])
