@@ -213,10 +213,13 @@ def fast_links(situation: Situation) -> Finding:
 
 
 def _unheld(situation: Situation) -> Finding | None:
-    """What keeps a split from carrying the load, whatever speaks for it: this path, or a prefill pool that can grow."""
+    """What keeps a split from carrying the load, whatever speaks for it: this path, or a pool that can grow."""
     path, prefill = situation.path, situation.pools.prefill_busy
-    if path is not None and path.overloaded:
-        return Finding(False, f"the load takes {path.busy}, more than it can carry", _busy(path))
+    if path is not None and path.busy is not None and path.overloaded:
+        why = f"the load takes {path.busy}, more than it can carry"
+        if path.busy.side is None:
+            return Finding(False, why, _busy(path))
+        return unknown(why, (f"--{path.busy.side}-gpus that hold the load, each engine with its path",), _busy(path))
     if prefill is not None and prefill >= 1:
         why = f"the prefill pool of the split cannot keep up: the load takes {prefill:.0%} of its time"
         return unknown(why, ("--prefill-gpus that hold the load",), {"prefill_busy": prefill})

@@ -285,10 +285,12 @@ def test_nothing_speaks_for_a_split_that_cannot_hold_the_load(name: str) -> None
     assert found(rule.find(small), ["--prefill-gpus that hold the load"]) is None
     assert decide(small).answer == "undetermined"
     assert situation.path is not None
-    narrow = replace(situation, path=replace(situation.path, busy=Busy(1.0, "decode")))
+    fewer = replace(situation, path=replace(situation.path, busy=Busy(1.0, "decode")))
+    assert found(rule.find(fewer), ["--decode-gpus that hold the load, each engine with its path"]) is None
+    assert "100% of the time that the path of each decode engine has" in rule.find(fewer).why
+    assert rule.find(fewer).numbers["busy_side"] == "decode"
+    narrow = replace(situation, path=replace(situation.path, busy=Busy(1.0, None)))
     assert found(rule.find(narrow)) is False
-    assert "each decode engine" in rule.find(narrow).why
-    assert rule.find(narrow).numbers["busy_side"] == "decode"
     assert decide(narrow).answer == "no ground to split"
 
 
