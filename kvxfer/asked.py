@@ -137,12 +137,12 @@ class Asked:
         kinds = () if given is None else given_kinds(self.shape, given, regions_per_layer, self.prefill, self.decode)
         return CacheSpec(self.shape, dtype, self.block_size, regions_per_layer, order, kinds)
 
-    def wire(self, dtype: DType) -> Callable[[int], Wire] | None:
+    def wire(self, dtype: DType, regions_per_layer: int = 1) -> Callable[[int], Wire] | None:
         """What moves between the ranks for a prompt of a length; None when each side has one rank.
 
         Raises UsageError for what bench would refuse too.
         """
-        spec = self.spec(dtype)
+        spec = self.spec(dtype, regions_per_layer)
         if not self.assumptions.parallel:
             return None
         pairs = _pairs(spec, self.prefill, self.decode)

@@ -204,7 +204,8 @@ def _measured_paths(
         if (row["dtype"], row["basis"]) == (dtype.name, source.basis)
         for entry in row["measured"]
     }
-    rows = paths_between_hosts(measurement.rows, asked.shape.name, dtype.name, traffic.sizes)
+    ranks = (asked.prefill.tp, asked.decode.tp), (asked.prefill.pp, asked.decode.pp)
+    rows = paths_between_hosts(measurement.rows, asked.shape.name, dtype.name, ranks, traffic.sizes, traffic.pieces)
     models = [] if asked.assumptions.parallel else fitting(measurement.fitted, asked.shape.name, dtype.name)
     costs, unused = [], []
     for path in farther_reaching(rows, fitted_paths(models, traffic, rows), traffic.prompts):
@@ -313,12 +314,9 @@ def _cache(service: Service, dtype: DType) -> Record:
     asked, offered, pools = service.asked, service.offered, service.pools
     cluster, output = offered.cluster, offered.load.mean_output
     tokens = math.ceil(offered.load.mean_prompt + (output or 0) / 2)
-    if (given := asked.assumptions.kv_bytes_per_token) is not None:
-        size = tokens * given
-    else:
-        tp, once = asked.decode.tp, asked.shape.kv_bytes_per_token(dtype)
-        copies = asked.shape.rank_bytes_per_token(dtype, tp) * tp / once if once else 1.0
-        size = round(asked.shape.request_bytes(tokens, asked.block_size, dtype) * copies)
+    spec = asked.spec(dtype)
+    blocks = spec.blocks(tokens)
+    size = sum(region.block_bytes * blocks[region.group] for region in spec.regions(asked.decode))
     available = None
     if offered.kv_memory_gb is not None and cluster.decode_instances:
         available = round(offered.kv_memory_gb * 1e9 * cluster.decode_instances * cluster.decode_instance)

@@ -18,8 +18,10 @@ from kvxfer.asked import Asked, Options, read, takes_options
 from kvxfer.cache.sends import Cut
 from kvxfer.cache.wire import Wire
 from kvxfer.cost.beside_bytes import line_rate_notices
+from kvxfer.cost.doubts import doubts
 from kvxfer.cost.fitted import fitted_models, fitting
 from kvxfer.cost.measured import matching, measured_rows
+from kvxfer.cost.pipeline import LONGEST_PROMPT, longest
 from kvxfer.cost.predicted import predicted_entries
 from kvxfer.cost.prefill_layers import PrefillLayers, prefill_layers
 from kvxfer.cost.prefill_source import GIVEN
@@ -181,7 +183,7 @@ def plan_document(request: Request, words: Sequence[str], wants_measured: bool =
 
 def _wires(request: Request, dtype: DType) -> Wires:
     """What moves between the ranks by prompt length; None when each side has one. Nothing where decode holds all."""
-    wire = request.wire(dtype)
+    wire = request.wire(dtype, request.offered.regions)
     return None if wire is None else {count: wire(count) for count in request.tokens}
 
 
@@ -216,7 +218,7 @@ def _predict(request: Request, rows: Sequence[dict[str, Any]]) -> None:
 def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DType, Wires]) -> list[str]:
     """`wanted` are the dtypes that measured times are wanted of, with what moves between the ranks."""
     notices = [*request.notices, *ratio_notices(request.shape, request.assumptions), LINE_RATES]
-    notices += [*_beside_bytes(request), *_pieces(request, rows), *_as_flops(request, rows)]
+    notices += [*_beside_bytes(request, rows), *_pieces(request, rows), *_as_flops(request, rows)]
     for dtype, wires in wanted.items():
         notices += _missing(request, dtype, wires, _predicted(rows, dtype))
     notices += _outside(rows)
@@ -228,6 +230,7 @@ def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DTyp
         notices.append(_layers(request, request.measurement.layers))
     if request.measurement.other_layers:
         notices.append(OTHER_LAYERS)
+    notices += _doubts(request)
     if isinstance(request.offered.cut, Cut):
         notices += chunk_notices([request.offered.cut], [*request.tokens, *request.offered.load.prompts])
     if request.offered.cut is not None:
@@ -250,26 +253,38 @@ def _layers(request: Request, layers: PrefillLayers) -> str:
     return REAL_LAYERS.format(layers.how, decides)
 
 
+def _doubts(request: Request) -> list[str]:
+    """What speaks against the measured times that are set beside."""
+    measurement, names = request.measurement, {dtype.name for dtype in request.dtypes}
+    own = [row for row in measurement.rows if row.model == request.shape.name and row.dtype in names]
+    fitted = [one for name in names for one in fitting(measurement.fitted, request.shape.name, name)]
+    return doubts(own, fitted, measurement.layers)
+
+
 def _one_host(request: Request) -> list[str]:
     """The scopes of measured times that say nothing about a link."""
     told = {row.scope for row in request.measurement.rows} | {one.scope for one in request.measurement.fitted}
     return [scope for scope in ONE_HOST_SCOPES if scope in told]
 
 
-def _beside_bytes(request: Request) -> list[str]:
+def _beside_bytes(request: Request, rows: Sequence[dict[str, Any]]) -> list[str]:
     """What a transfer is assumed to cost beside its bytes, up to which length that is most of it, what it may be."""
     assumptions, offered, dtype = request.assumptions, request.offered, request.dtypes[0]
-    tokens = max(request.tokens)
-    weights = request.on_links(dtype, offered.regions, offered.fragmentation)(tokens)
-    notices = line_rate_notices(
-        assumptions, tokens, max((each for _, each in weights), default=0), request.measurement.fitted
-    )
+    on_links = request.on_links(dtype, offered.regions, offered.fragmentation)
+    prefill_ms = {row["tokens"]: row["prefill_ms"] for row in rows}  # none where parameters are not known
+    pieces = {tokens: max((each for _, each in on_links(tokens)), default=0) for tokens in prefill_ms}
+    notices = line_rate_notices(assumptions, pieces, prefill_ms, request.measurement.fitted)
     if assumptions.fixed_ms:
         best = max(assumptions.link_gbit)
-        per_token = assumptions.kv_bytes_per_token or request.shape.kv_bytes_per_token(dtype)
-        equal = assumptions.fixed_ms / wire_ms(per_token, best) if per_token else 0
-        told = f"the fixed {assumptions.fixed_ms:g} ms of a transfer are more than its bytes take"
-        notices.append(f"{told} up to {equal:,.0f} tokens of {dtype.name} at {best:g} Gb/s")
+
+        def fixed_is_more(tokens: int) -> bool:
+            return max((wire_ms(size, best) for size, _ in on_links(tokens)), default=0) < assumptions.fixed_ms
+
+        upto = longest(fixed_is_more)
+        if upto:
+            lengths = "of any length" if upto == LONGEST_PROMPT else f"up to {upto:,} tokens"
+            told = f"the fixed {assumptions.fixed_ms:g} ms of a transfer are more than its bytes take"
+            notices.append(f"{told} of prompts {lengths} in {dtype.name} at {best:g} Gb/s")
     return notices
 
 

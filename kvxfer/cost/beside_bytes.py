@@ -6,7 +6,7 @@ what is reported of an engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.fitted import Fitted
@@ -19,8 +19,14 @@ SETTLED_BY = "kvxfer bench --fit --peer between the two hosts measures both"
 BESIDES = "a routing hop, allocation at decode, posting"
 
 
-def line_rate_notices(assumptions: Assumptions, tokens: int, pieces: float, fitted: Sequence[Fitted]) -> list[str]:
-    """Sentences about α and γ of the line rates; `pieces` are those that one rank posts of that many tokens."""
+def line_rate_notices(
+    assumptions: Assumptions, pieces: Mapping[int, float], prefill_ms: Mapping[int, float], fitted: Sequence[Fitted]
+) -> list[str]:
+    """Sentences about α and γ of the line rates; `pieces` are those that one rank posts, by tokens of a prompt.
+
+    Told of the shortest and the longest prompt, of whose prefill it is a share: what is little of the one may be most
+    of the other.
+    """
     alpha_ms, gamma_us = assumptions.fixed_ms, assumptions.gamma_us
     assumed = (
         f"α = {alpha_ms:g} ms for a transfer (--fixed-ms) and γ = {gamma_us:g} µs for each of its pieces (--gamma-us)"
@@ -31,16 +37,25 @@ def line_rate_notices(assumptions: Assumptions, tokens: int, pieces: float, fitt
             f"costs of a request beside its bytes ({BESIDES}) are in no line rate: they dominate short prompts; "
             "--fixed-ms"
         )
-    if (alpha_ms and gamma_us) or not pieces:
-        return notices
-    low_us, high_us = USUAL_POSTING_US
-    shown = [_added(*one, pieces) for one in _fits(fitted)]
-    shown.append(
-        f"{_ms(low_us * pieces / 1e3)} … {_ms(high_us * pieces / 1e3)} ms for the pieces alone where each takes "
-        f"{low_us:g} … {high_us:g} µs, as is reported of vLLM with NIXL"
-    )
-    notices.append(f"α and γ may add to {tokens:,} tokens in {pieces:,.0f} pieces: {'; '.join(shown)}")
+    if pieces and not (alpha_ms and gamma_us):
+        notices += [
+            _may_add(tokens, pieces[tokens], prefill_ms[tokens], fitted)
+            for tokens in sorted({min(pieces), max(pieces)})
+            if pieces[tokens]
+        ]
     return notices
+
+
+def _may_add(tokens: int, pieces: float, prefill_ms: float, fitted: Sequence[Fitted]) -> str:
+    low_ms, high_ms = (us * pieces / 1e3 for us in USUAL_POSTING_US)
+    shown = [_added(*one, pieces, prefill_ms) for one in _fits(fitted)]
+    shown.append(
+        f"{_ms(low_ms)} … {_ms(high_ms)} ms ({_percent(low_ms, prefill_ms)} … {_percent(high_ms, prefill_ms)}) for the "
+        f"pieces alone where each takes {USUAL_POSTING_US[0]:g} … {USUAL_POSTING_US[1]:g} µs, as is reported of vLLM "
+        "with NIXL"
+    )
+    told = f"{tokens:,} tokens in {pieces:,.0f} pieces, whose prefill takes {_ms(prefill_ms)} ms"
+    return f"α and γ may add to {told}: {'; '.join(shown)}"
 
 
 def _fits(fitted: Sequence[Fitted]) -> list[tuple[float, float, str]]:
@@ -57,9 +72,14 @@ def _fits(fitted: Sequence[Fitted]) -> list[tuple[float, float, str]]:
     return found or [(TCP_ALPHA_US, TCP_GAMMA_US, TCP_FIT)]
 
 
-def _added(alpha_us: float, gamma_us: float, whose: str, pieces: float) -> str:
+def _added(alpha_us: float, gamma_us: float, whose: str, pieces: float, prefill_ms: float) -> str:
     added_ms = (alpha_us + gamma_us * pieces) / 1e3
-    return f"{_ms(added_ms)} ms by {whose} (α {alpha_us:.3g} µs, γ {gamma_us:.2g} µs)"
+    share = _percent(added_ms, prefill_ms)
+    return f"{_ms(added_ms)} ms ({share} of that) by {whose} (α {alpha_us:.3g} µs, γ {gamma_us:.2g} µs)"
+
+
+def _percent(ms: float, prefill_ms: float) -> str:
+    return f"{100 * ms / prefill_ms:.2g} %"
 
 
 def _ms(milliseconds: float) -> str:

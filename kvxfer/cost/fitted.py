@@ -56,6 +56,7 @@ class Fitted:
     held_out_percent: float | None
     one_rank: bool = True
     cold: Cold | None = None
+    noisy_share: float = 0.0  # of its requests, those that others disturbed
 
     @property
     def latency_ns(self) -> float:
@@ -119,6 +120,7 @@ def _fitted(record: Any) -> Fitted:
             held_out_percent=None if held_out is None else finite(held_out["median_percent"]),
             one_rank=record.get("tp", ONE_RANK) == record.get("pp", ONE_RANK) == ONE_RANK,
             cold=_cold(record),
+            noisy_share=finite(record.get("noisy_share", 0)),
             **{name: _text(record[name]) for name in ("model", "dtype", "backend", "op", "scope")},
         )
     except (KeyError, TypeError, ValueError, IndexError, ArithmeticError) as error:

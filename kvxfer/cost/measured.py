@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from kvxfer.cost.model import finite
+from kvxfer.cost.pipeline import Link, Span
 from kvxfer.errors import UsageError
 from kvxfer.result.cold import COLD_PHASES
 from kvxfer.wording import quoted
 
 ASSUMED_COMPUTE = "assumed prefill"
 """How the source of a pipeline's compute begins that is the ratio's own prefill."""
+
+DOUBTS = {"noisy": (True,), "converged": (False,), "hot": (True,)}
+"""Fields of a row, and the values of them that speak against its figures."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,9 @@ class Measured:
     inflight: int = 1  # requests at once; of several each one's time has waiting for the others in it
     exposed_ms: float | None = None  # what the best pipelining did not hide behind the assumed prefill
     behind_ms: float | None = None  # which took so long; it says nothing of another prefill
+    descriptors: int | None = None  # of all rank pairs
+    doubts: tuple[str, ...] = ()  # of DOUBTS
+    sends: Link | None = None  # what the row's own pipelining found that its sends take
 
     @property
     def cold_pair_ms(self) -> float | None:
@@ -86,6 +94,9 @@ def _measured(row: Mapping[str, Any], scope: str) -> Measured:
         inflight=_field({"inflight": 1} | dict(row), "inflight", int),
         exposed_ms=_exposed_ms(row),
         behind_ms=_behind_ms(row),
+        descriptors=None if row.get("descriptors") is None else _field(row, "descriptors", int),
+        sends=_sends(row),
+        doubts=tuple(name for name, against in DOUBTS.items() if row.get(name) in against),
     )
 
 
@@ -115,6 +126,23 @@ def _behind_ms(row: Mapping[str, Any]) -> float | None:
     if type(layers) is not int or type(layer_ns) is not int or layers < 1 or layer_ns < 0:
         raise _wrong(row, "pipeline.compute", pipeline["compute"])
     return layers * layer_ns / 1e6
+
+
+def _sends(row: Mapping[str, Any]) -> Link | None:
+    """By the model of the row's pipelining; it has sent from one layer to all of them."""
+    pipeline = row.get("pipeline")
+    if pipeline is None:
+        return None
+    try:
+        model, layers = pipeline["model"], pipeline["compute"]["layers"]
+        latency_ns, occupancy_ns, gbyte_s = (
+            finite(model[name]) for name in ("latency_ns", "occupancy_ns", "bandwidth_gbyte_s")
+        )
+        if min(latency_ns, occupancy_ns) < 0 or gbyte_s <= 0:
+            raise ValueError
+        return Link(latency_ns, occupancy_ns, gbyte_s, reach=Span((row["bytes"] / layers, row["bytes"])))
+    except (TypeError, KeyError, ValueError, ArithmeticError):
+        raise _wrong(row, "pipeline.model", pipeline) from None
 
 
 def _sides(row: Mapping[str, Any], field: str) -> tuple[int, int]:

@@ -114,7 +114,9 @@ def from_record(record: Mapping[str, Any]) -> CostModel:
             bands,
             None if occupancy is None else finite(occupancy["value"]),
         )
-        if form not in FORMS or not bands or bands[0].from_bytes:
+        figures = [model.alpha_ns, model.gamma_ns, model.occupancy_ns or 0.0]
+        figures += [part for band in bands for part in (band.ns_per_byte, band.step_ns)]
+        if form not in FORMS or not bands or bands[0].from_bytes or min(figures) < 0:
             raise ValueError
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(

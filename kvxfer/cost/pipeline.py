@@ -15,6 +15,7 @@ from typing import Protocol
 from kvxfer.cache.leaving import Weight
 from kvxfer.wording import told_requests
 
+LONGEST_PROMPT = 100_000_000
 SAME = 1e-9
 """Relative difference below which two predicted times are the same."""
 
@@ -52,13 +53,16 @@ class Carrier(Protocol):
 
 @dataclass(frozen=True)
 class Link:
-    """α as `latency_ns` (hidden by what follows) and `occupancy_ns` (not hidden), γ in ns per descriptor, β in GB/s."""
+    """α as `latency_ns` (hidden by what follows) and `occupancy_ns` (not hidden), γ in ns per descriptor, β in GB/s.
+
+    reach: the sends that it was measured with; None: it is assumed.
+    """
 
     latency_ns: float
     occupancy_ns: float
     gbyte_s: float
     per_descriptor_ns: float = 0.0
-    reach: None = None
+    reach: Span | None = None
 
     def holds_ns(self, size: float, descriptors: float) -> float:
         return self.occupancy_ns + self.per_descriptor_ns * descriptors + size / self.gbyte_s
@@ -167,4 +171,12 @@ def break_even_tokens(exposed: Callable[[int, int], float], together: int, layer
     return high
 
 
-LONGEST_PROMPT = 100_000_000
+def longest(holds: Callable[[int], bool]) -> int:
+    """The longest prompt of which it holds, where it holds of all shorter ones; 0: of none, LONGEST_PROMPT: of any."""
+    if holds(LONGEST_PROMPT):
+        return LONGEST_PROMPT
+    low, high = 0, LONGEST_PROMPT
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -28,6 +28,7 @@ class PrefillLayers:
     devices: int
     mfu: tuple[float, float]  # the least and the most of these prompts
     basis: str = LAYERS
+    noisy: bool = False  # others used the device's host while one of them was timed
 
     def named(self) -> str:
         least, most = (f"{100 * share:.0f}" for share in self.mfu)
@@ -84,7 +85,8 @@ def prefill_layers(records: Sequence[Any], model: str) -> PrefillLayers | None:
     times = {one["tokens"]: one["total_ns"] / 1e6 for one in found}
     alike = {name: found[0][name] for name in ("how", "source", "on_gpu", "devices")}
     mfus = [float(one["mfu"]) for one in found]
-    return PrefillLayers(sorted(times.items()), mfu=(min(mfus), max(mfus)), **alike)
+    noisy = any(one.get("noisy") is True for one in found)
+    return PrefillLayers(sorted(times.items()), mfu=(min(mfus), max(mfus)), noisy=noisy, **alike)
 
 
 FIELDS: Mapping[str, type] = {

@@ -23,6 +23,9 @@ from kvxfer.result.file import ONE_HOST_SCOPES
 
 LARGEST_TOKENS = 100_000_000
 
+Sides = tuple[int, int]
+"""Of prefill and of decode."""
+
 STANDING_FOR_ALL = 100
 """Prompt lengths that the transfer of a load is computed for."""
 
@@ -247,11 +250,11 @@ class Path(Protocol):
 
     @property
     def carrier(self) -> Carrier:
-        """What carries a send."""
+        """What carries a request."""
 
     @property
-    def tells_sends(self) -> bool:
-        """Whether the carrier knows what smaller sends take."""
+    def sends(self) -> Carrier | None:
+        """What carries sends that are a part of one; None where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -288,10 +291,15 @@ class MeasuredPath:
     @property
     def carrier(self) -> MeasuredLink:
         """Of a single size others take their share."""
-        return MeasuredLink(sorted(self._sizes.items()) if self.tells_sends else [(0, 0.0), *self._sizes.items()])
+        return MeasuredLink(sorted(self._sizes.items()) if self._tells_smaller else [(0, 0.0), *self._sizes.items()])
 
     @property
-    def tells_sends(self) -> bool:
+    def sends(self) -> Carrier | None:
+        """As the longest row's own pipelining found them, or else the line between several sizes."""
+        return self.longest.sends or (self.carrier if self._tells_smaller else None)
+
+    @property
+    def _tells_smaller(self) -> bool:
         return len(self._sizes) > 1
 
     @cached_property
@@ -332,8 +340,8 @@ class FittedPath:
         return self.fitted
 
     @property
-    def tells_sends(self) -> bool:
-        return True
+    def sends(self) -> Carrier:
+        return self.fitted
 
 
 def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None]) -> PathCost | None:
@@ -347,8 +355,10 @@ def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None])
     share = len(reached) / len(traffic.prompts)
     median, p99 = traffic.load.percentile(50), traffic.load.percentile(99)
     longest = path.longest
-    pipelined = traffic.pipelined(path.carrier, path.reaches) if path.tells_sends else None
-    busy = traffic.busy(path.carrier, pipelined, traffic.together)
+    sends = path.sends
+    pipelined = None if sends is None else traffic.pipelined(sends, path.reaches)
+    carrier = path.carrier if pipelined is None or sends is None else sends
+    busy = traffic.busy(carrier, pipelined, traffic.together)
     times = {tokens: path.transfer_ms(tokens) for tokens in reached} if share == 1 else {}
     return PathCost(
         dtype=traffic.dtype,
@@ -363,17 +373,28 @@ def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None])
         setup_ms=path.setup_ms(reached[-1]),
         busy=busy,
         pipelined=pipelined,
-        first_tokens=traffic.first_tokens(path.carrier, busy, pipelined, times),
+        first_tokens=traffic.first_tokens(carrier, busy, pipelined, times),
     )
 
 
 def paths_between_hosts(
-    measured: Sequence[Measured], model: str, dtype: str, moved: Callable[[int], int]
+    measured: Sequence[Measured],
+    model: str,
+    dtype: str,
+    ranks: tuple[Sides, Sides],
+    moved: Callable[[int], int],
+    pieces: Callable[[int], int],
 ) -> list[MeasuredPath]:
-    """One for each backend and op that moved exactly the bytes of this cache, one request at a time."""
+    """One for each backend and op that moved exactly this cache, one request at a time, between as many ranks.
+
+    `ranks` are (prefill, decode) of TP and of PP. As many bytes between other ranks, or in other pieces (of another
+    fragmentation, in other blocks), are another transfer.
+    """
     by_name: dict[tuple[str, str], dict[int, Measured]] = {}
     for row in measured:
         if (row.model, row.dtype, row.inflight) != (model, dtype, 1) or not 0 < row.tokens <= LARGEST_TOKENS:
+            continue
+        if (row.tp, row.pp) != ranks or row.descriptors not in (None, pieces(row.tokens)):
             continue
         if row.scope in ONE_HOST_SCOPES or row.backend == NOTHING_MOVED or not row.transfer_ms:
             continue

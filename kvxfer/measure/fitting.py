@@ -15,10 +15,11 @@ from kvxfer.cost.fit import LEAST_PROCESSES, fit
 from kvxfer.cost.points import Point, Role
 from kvxfer.errors import KvxferError, PeerLostError
 from kvxfer.measure.grid import design
+from kvxfer.measure.host import NOISY_SHARE, TICKS_NS
 from kvxfer.measure.hosts import Hosts
 from kvxfer.measure.pair import Pair
 from kvxfer.measure.request import Effort, Row, tables
-from kvxfer.measure.row import NOISY_SHARE, Say, others_share
+from kvxfer.measure.row import Say, others_share
 from kvxfer.measure.run import Outcome, Request, require_transport
 from kvxfer.measure.session import Session
 from kvxfer.measure.steady import SteadyState
@@ -32,8 +33,6 @@ MOST_SECONDS = 0.25
 
 ALLOWANCE = 0.1
 SAMPLES = 10
-TICKS_NS = 20_000_000
-"""The kernel counts others' CPU time in ticks of 10 ms; so much of it means nothing in a short measurement."""
 
 FIRST_NUMBER = 0
 

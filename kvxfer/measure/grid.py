@@ -1,9 +1,9 @@
 """The requests that a cost model is fitted on, chosen so that its unknowns can be told apart.
 
-Lengths go from one block to the longest prompt asked for, each twice the one before; scattered and contiguous blocks,
-and smaller and larger ones, give pieces of different sizes, so that bytes and descriptors do not rise together. Others,
-of lengths and fragmentations between these, are held out: they tell how well the model predicts. A few go several at
-once.
+Lengths are one block, and from a 64th of the longest prompt asked for up to it, each twice the one before; scattered
+and contiguous blocks, and smaller and larger ones, give pieces of different sizes, so that bytes and descriptors do not
+rise together. Others, of lengths and fragmentations between these, are held out: they tell how well the model predicts.
+A few go several at once.
 """
 
 from __future__ import annotations

@@ -15,6 +15,12 @@ from kvxfer.control.messages import HostInfo
 USABLE = 0.95
 """Share of the available memory."""
 
+NOISY_SHARE = 0.05
+"""Of the CPUs; when others take more than this, the figures are worth little."""
+
+TICKS_NS = 20_000_000
+"""The kernel counts others' CPU time in ticks of 10 ms; so much of it means nothing in a short measurement."""
+
 CGROUPS = Path("/sys/fs/cgroup")
 
 

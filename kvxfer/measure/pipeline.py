@@ -30,9 +30,6 @@ FEWEST_ROUNDS = 3
 LONGEST_REQUEST_S = 20.0
 """The most that all real layers of a prompt may take: a row computes it some dozen times."""
 
-TIE = 0.01
-"""Cuts whose totals differ by less than this fraction are the same, if too few samples give an interval."""
-
 
 class Series:
     """What is measured of one cut, a sample for each round."""
@@ -162,7 +159,7 @@ class PipelineRun:
         serial = next(series for series in self._series if series.cut == Cut(self._layers))
         link = self._link()
         cuts = [self._cut_record(series, compute[series.cut.chunk_tokens], link) for series in self._series]
-        best, ties = _best_and_ties(cuts)
+        best, ties = best_and_ties(cuts)
         every = range(1, self._layers + 1)
         exposed = partial(self._predicted_ns, link, self._tokens)
         return {
@@ -280,13 +277,17 @@ def _alone_p50(series: Series) -> int:
     return statistics.median(series.alone_ns)
 
 
-def _best_and_ties(cuts: Sequence[dict[str, Any]]) -> tuple[str, list[str]]:
-    """The cut with the least total, and those that cannot be told from it: their intervals of the median overlap."""
+def best_and_ties(cuts: Sequence[dict[str, Any]]) -> tuple[str, list[str]]:
+    """The cut with the least total, and those that cannot be told from it: their intervals of the median overlap.
+
+    Of fewer samples than an interval takes, all that there are.
+    """
     best = min(cuts, key=lambda cut: cut["total_p50_ns"])
 
+    def ends(cut: dict[str, Any]) -> Sequence[int]:
+        return cut["total_ci95_ns"] or (min(cut["total_samples_ns"]), max(cut["total_samples_ns"]))
+
     def tied(cut: dict[str, Any]) -> bool:
-        if best["total_ci95_ns"] is None or cut["total_ci95_ns"] is None:
-            return bool(cut["total_p50_ns"] <= (1 + TIE) * best["total_p50_ns"])
-        return bool(cut["total_ci95_ns"][0] <= best["total_ci95_ns"][1])
+        return bool(ends(cut)[0] <= ends(best)[1])
 
     return best["cut"], [cut["cut"] for cut in cuts if cut is not best and tied(cut)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.prefill import attention_flop, linear_flop
 from kvxfer.cost.prefill_source import PrefillHere
 from kvxfer.errors import KvxferError
-from kvxfer.measure.host import usable_bytes
+from kvxfer.measure.host import NOISY_SHARE, TICKS_NS, CpuMeter, usable_bytes
 from kvxfer.measure.layers import Layers, LayerTimes
 from kvxfer.model.shape import ModelShape
 from kvxfer.model.widths import Share, shares
@@ -33,6 +35,7 @@ class Computed:
     times: LayerTimes
     tokens: int
     cached: int = 0  # the first ones, which are not computed
+    other_cpu_share: float = 0.0  # of this host's CPUs, that others or the hypervisor took meanwhile
 
     @property
     def total_ns(self) -> int:
@@ -90,6 +93,8 @@ class Computed:
             "least_ns": self._all_layers(min),
             "most_ns": self._all_layers(max),
             "source": self.source,
+            "noisy": self.other_cpu_share > NOISY_SHARE,
+            "other_cpu_share": self.other_cpu_share,
             **self.as_record(),
         }
 
@@ -112,8 +117,17 @@ def measure_prefill(
     for count in tokens:
         say(f"prefill of {count:,} tokens: timing layers")
         cached = int(assumptions.cached_tokens(count))
-        found.append(Computed(shape, candidates[layers.chosen], layers.measure(count, cached), count, cached))
+        began, meter = time.monotonic_ns(), CpuMeter()
+        times = layers.measure(count, cached)
+        others = _others_share(meter, time.monotonic_ns() - began)
+        found.append(Computed(shape, candidates[layers.chosen], times, count, cached, others))
     return found
+
+
+def _others_share(meter: CpuMeter, wall_ns: int) -> float:
+    """Of all CPUs, others' or the hypervisor's; less what the clock's ticks leave unsure."""
+    _, others, steal = meter.read()
+    return max(0.0, max(others, steal) - TICKS_NS) / (wall_ns * (os.cpu_count() or 1))
 
 
 def prefill_here(computed: Sequence[Computed]) -> PrefillHere:

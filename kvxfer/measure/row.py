@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvxfer.errors import UnavailableError
+from kvxfer.measure.host import NOISY_SHARE
 from kvxfer.measure.hosts import Hosts
 from kvxfer.measure.pair import PHASES, Pair
 from kvxfer.measure.pipeline import PipelineRun
@@ -18,7 +19,6 @@ from kvxfer.result import statistics
 from kvxfer.result.cold import cold_pair, summary
 
 GIB = 1 << 30
-NOISY_SHARE = 0.05
 BULK_SAMPLES = 20
 REFERENCE_NS = 1_000_000_000
 

@@ -43,5 +43,14 @@ def render_prefill(prompts: Sequence[Record], console: Console) -> None:
             f"{plain(prompts[0]['source'])}.",
             *(f"Kind {number + 1}: {plain(kind['what'])}." for number, kind in enumerate(kinds)),
             *NOTES,
+            *_noisy(prompts),
         ],
     )
+
+
+def _noisy(prompts: Sequence[Record]) -> list[str]:
+    disturbed = [f"{one['computed_tokens']:,} ({one['other_cpu_share']:.0%})" for one in prompts if one.get("noisy")]
+    if not disturbed:
+        return []
+    told = f"at {', '.join(disturbed)} tokens; measure again on a quiet machine"
+    return [f"noisy: others used this share of the CPUs meanwhile, {told}."]

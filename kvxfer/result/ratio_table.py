@@ -27,7 +27,7 @@ MEASURED = (
     "cold: the first request of a pair of running engines (connect, keys, plan, transfer), median of the fresh starts.",
 )
 PREDICTED = (
-    "from – to: with α, γ and β all at the same ends of their 95 % intervals.",
+    "from – to: with α, γ and β all at the same ends of their 95 % intervals; held out: how far off the model was.",
     "cold: the first request of a pair of running engines, fitted on fresh starts; from – to: 95 % of single starts.",
 )
 ITS_SHARE = "(%) is the share of that row's prefill, "

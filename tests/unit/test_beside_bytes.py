@@ -118,10 +118,12 @@ def test_that_both_are_assumed_is_said_with_what_they_may_add_and_what_measures_
     assert "--fixed-ms" in assumed
     assert "--gamma-us" in assumed
     assert "kvxfer bench --fit --peer between the two hosts measures both" in assumed
-    (adds,) = [notice for notice in notices if notice.startswith("α and γ may add")]
+    (_, adds) = [notice for notice in notices if notice.startswith("α and γ may add")]
     own_ms = (TCP_ALPHA_US + 40_960 * TCP_GAMMA_US) / 1e3
-    assert f"to 8,192 tokens in 40,960 pieces: {own_ms:.3g} ms by kvxfer's own fit of tcp push" in adds
-    assert "98.3 … 131 ms for the pieces alone" in adds
+    assert "to 8,192 tokens in 40,960 pieces, whose prefill takes " in adds
+    assert f"{own_ms:.3g} ms (" in adds
+    assert "by kvxfer's own fit of tcp push" in adds
+    assert "98.3 … 131 ms (" in adds
     assert plan.main(["--model", "70b"]) == 0
     assert "line rate with α = γ = 0" in " ".join(capsys.readouterr().out.split())
 
@@ -137,11 +139,13 @@ def test_where_both_are_given_nothing_is_left_to_be_told(capsys: Captured) -> No
 def test_a_fit_of_the_measured_result_over_a_network_s_stack_is_told(tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps(example_result()))
-    (adds,) = [one for one in planned(capsys, "--measured", str(path))["notices"] if one.startswith("α and γ may add")]
+    (*_, adds) = [
+        one for one in planned(capsys, "--measured", str(path))["notices"] if one.startswith("α and γ may add")
+    ]
     assert "by the measured fit of tcp push (loopback) (α 63.7 µs, γ 0.15 µs)" in adds
     assert "own fit" not in adds
     (of_memory,) = fitted_models([cost_model() | {"backend": "shm"}])
-    (*_, adds) = line_rate_notices(Assumptions(), 512, 100, [of_memory])
+    (*_, adds) = line_rate_notices(Assumptions(), {512: 100}, {512: 50.0}, [of_memory])
     assert "shm" not in adds
     assert "kvxfer's own fit of tcp push" in adds
 

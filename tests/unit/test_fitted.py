@@ -142,6 +142,8 @@ def test_ranks_of_what_was_fitted() -> None:
         {"alpha_ns": {"value": 3.0, "ci95": [1, float("inf")]}},
         {"held_out": {"median_percent": float("inf")}},
         {"bands": [{"from_bytes": float("inf"), "beta_gbyte_s": None, "step_ns": 0}]},
+        {"alpha_ns": {"value": -1e12, "ci95": [-1e12, 1]}},
+        {"gamma_ns": {"value": -1.0, "ci95": [0, 1]}},
         {"alpha_ns": {"value": 3.0}},
         {"alpha_ns": {"value": 3.0, "ci95": [1]}},
         {"gamma_ns": {"value": 3.0, "ci95": "ab"}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.prefill import attention_flop, linear_flop
 from kvxfer.errors import UnavailableError, UsageError
 from kvxfer.measure import layers as measured_layers
+from kvxfer.measure import prefill
 from kvxfer.measure.forward import room
 from kvxfer.measure.layers import Layers, LayerTimes
 from kvxfer.measure.prefill import ON_A_CPU, Computed, computing, measure_prefill, prefill_here
@@ -390,6 +392,17 @@ def test_a_prefill_is_measured_of_each_length() -> None:
     assert not source.covers(9)
     with pytest.raises(UsageError, match="the prefill of 9 tokens was not measured here"):
         source.between_ms(0, 9)
+
+
+def test_others_share_of_the_cpus_is_that_of_the_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take 1.02 s of CPU time in 1 s of two CPUs' time, of which two ticks may be anybody's."""
+
+    class Meter:
+        def read(self) -> tuple[int, int, int]:
+            return 0, 1_020_000_000, 0
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert prefill._others_share(Meter(), 1_000_000_000) == 0.5  # type: ignore[arg-type]
 
 
 def test_what_engines_have_kernels_of_their_own_for_is_said_and_counted() -> None:

@@ -13,7 +13,7 @@ from kvxfer.cache.spec import CacheSpec
 from kvxfer.control.messages import LayersBuilt, Pipelined
 from kvxfer.cost.pipeline import Link
 from kvxfer.errors import UnavailableError
-from kvxfer.measure.pipeline import PipelineRun
+from kvxfer.measure.pipeline import PipelineRun, best_and_ties
 from kvxfer.measure.request import ComputeKind, Effort, Pipelining, Row
 from kvxfer.model.dtypes import resolve_dtype
 from kvxfer.model.presets import load_model
@@ -111,3 +111,19 @@ def test_what_takes_too_long_as_a_whole_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("kvxfer.measure.pipeline.LONGEST_REQUEST_S", 1e-3)
     with pytest.raises(UnavailableError, match="32 layers take 0 s for 64 tokens in as here"):
         measured(SteadyPair({"1": (10, 2), "32": (10, 10)}), Cut(1), compute="layers")
+
+
+@pytest.mark.parametrize(
+    ("samples", "tied"),
+    [
+        ([[633, 640, 717], [617, 650, 655]], True),
+        ([[617, 620, 630], [631, 650, 655]], False),
+        ([[617, 620, 631], [631, 632, 633]], True),
+    ],
+)
+def test_of_few_samples_cuts_whose_samples_overlap_are_not_told_apart(samples: list[list[int]], tied: bool) -> None:
+    cuts = [
+        {"cut": str(number), "total_p50_ns": sorted(each)[1], "total_ci95_ns": None, "total_samples_ns": each}
+        for number, each in enumerate(samples)
+    ]
+    assert best_and_ties(cuts) == ("0", ["1"] if tied else [])

@@ -29,6 +29,7 @@ Captured = pytest.CaptureFixture[str]
 
 ARTICLE = ["--model", "70b", "--params", "70e9", "--gpus", "4", "--eff-tflops", "400"]
 SERVED = ["--objective", "latency", "--rate", "2", "--output-tokens", "300", "--decode-step-ms", "30"]
+EIGHT_RANKS = ["--tp-prefill", "8", "--tp-decode", "8"]
 POOLS = ["--prefill-gpus", "8", "--decode-gpus", "8"]
 
 
@@ -153,7 +154,7 @@ def test_a_fixed_cost_dominates_a_request_of_16_tokens(capsys: Captured) -> None
     assert long < 8
     assert tiny > 100
     assert fixed["assumptions"]["fixed_ms"] == 2
-    assert any("up to 305 tokens of bf16" in notice for notice in fixed["notices"])
+    assert any("of prompts up to 304 tokens in bf16" in notice for notice in fixed["notices"])
     assert "α = 2 ms for each transfer and γ = 0 µs for each piece besides" in printed(capsys, *argv, "--fixed-ms", "2")
 
 
@@ -239,6 +240,48 @@ def test_large_memories_and_counts_are_written_in_full(capsys: Captured) -> None
     text = printed(capsys, *argv, "--kv-memory-gb", "80")
     assert "1,800 sequences of 0.446 GB take 802 GB of 5,120 GB that the pool has" in text
     assert "has 1,280" in printed(capsys, *argv, "--kv-memory-gb", "20", "--output-tokens", "600")
+
+
+def test_a_state_is_divided_over_the_ranks_of_decode_and_not_copied_with_the_heads(capsys: Captured) -> None:
+    """Qwen3.5-397B over 8 ranks: 2 KV heads four times each, its states once: what moves, and a block for an answer."""
+    argv = ["--model", "qwen3.5-397b-a17b", "--tp-prefill", "8", "--tp-decode", "8", "--tokens", "1024"]
+    document = planned(capsys, *argv, "--output-tokens", "2")
+    (held,) = document["plan"]["pools"]["cache"]
+    moved = document["ratio"][0]["bytes"]
+    assert moved < held["bytes_per_sequence"] < 1.01 * moved
+
+
+def test_pieces_are_those_of_the_regions_that_are_asked_for(capsys: Captured) -> None:
+    argv = ["--model", "70b", "--tokens", "8192", "--tp-prefill", "2", "--tp-decode", "2"]
+    one, two = (planned(capsys, *argv, "--regions", regions)["ratio"][0]["pieces"] for regions in ("1", "2"))
+    assert two == 2 * one == 2 * 81_920
+
+
+@pytest.mark.parametrize(
+    ("argv", "tokens"),
+    [
+        (["--model", "deepseek-v3", *EIGHT_RANKS, "--fixed-ms", "2"], 176),
+        (["--model", "gemma-3-27b", "--fixed-ms", "5"], 480),
+        (["--model", "70b", "--dtype", "fp8", *EIGHT_RANKS, "--links", "per-rank", "--fixed-ms", "5"], 12_192),
+    ],
+)
+def test_up_to_which_length_fixed_cost_is_most_goes_by_the_bytes_on_the_link(
+    argv: list[str], tokens: int, capsys: Captured
+) -> None:
+    """Latents that every rank gets, windows, links of one's own: the prompt named is the last whose bytes take less."""
+    document = planned(capsys, *argv, "--link", "400", "--tokens", f"{tokens},{tokens + 16}")
+    (notice,) = [one for one in document["notices"] if "more than its bytes take" in one]
+    assert f"of prompts up to {tokens:,} tokens" in notice
+    fixed_ms = document["assumptions"]["fixed_ms"]
+    taken = [row["links"][0]["transfer_ms"] - fixed_ms for row in document["ratio"] if row["basis"] == "seed"]
+    assert taken[0] < fixed_ms <= taken[1]
+
+
+def test_what_is_added_to_the_shortest_prompt_is_told_as_a_share_of_its_prefill(capsys: Captured) -> None:
+    notices = planned(capsys, *ARTICLE, "--tokens", "16,8192")["notices"]
+    short, long = (one for one in notices if one.startswith("α and γ may add"))
+    assert short.startswith("α and γ may add to 16 tokens in 80 pieces, whose prefill takes 1.")
+    assert "8,192 tokens in 40,960 pieces" in long
 
 
 def test_parallelism_that_is_named_counts(capsys: Captured) -> None:

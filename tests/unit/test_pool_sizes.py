@@ -14,9 +14,19 @@ from kvxfer.cost.first_token import Prefilled
 from kvxfer.cost.fitted import fitted_models
 from kvxfer.cost.load import Load
 from kvxfer.cost.measured import Measured
+from kvxfer.cost.pipeline import Link, Span
 from kvxfer.cost.pools import Cluster, make_cluster, pools_of
 from kvxfer.cost.prefill_source import PrefillRate
-from kvxfer.cost.split import Busy, FittedPath, PathCost, Traffic, line_rate_paths, path_cost, paths_between_hosts
+from kvxfer.cost.split import (
+    Busy,
+    FittedPath,
+    MeasuredPath,
+    PathCost,
+    Traffic,
+    line_rate_paths,
+    path_cost,
+    paths_between_hosts,
+)
 from kvxfer.errors import UsageError
 
 A_TOKEN_A_MS = PrefillRate(1000)
@@ -222,8 +232,12 @@ def row(tokens: int, milliseconds: float | None, **changes: Any) -> Measured:
     return Measured(**(fields | changes))  # type: ignore[arg-type]
 
 
+def measured_paths(rows: list[Measured]) -> list[MeasuredPath]:
+    return paths_between_hosts(rows, "m", "bf16", ((1, 1), (1, 1)), moved, lambda _: 40)
+
+
 def cost_of(rows: list[Measured], load: Load) -> PathCost | None:
-    (path,) = paths_between_hosts(rows, "m", "bf16", moved)
+    (path,) = measured_paths(rows)
     return path_cost(path, traffic_of(load), {"long": 3.0})
 
 
@@ -251,7 +265,7 @@ def test_first_tokens_are_told_of_a_load_whose_every_prompt_is_reached() -> None
     """500 tokens that took 500 ms of prefill, and 100 of the path."""
     for prompts, mean_ms in ([500, 1000], 600), ([500, 9000], None):
         traffic = replace(traffic_of(Load(prompts, "here", rate=0.01)), queue=[Prefilled(500, 0.0, 500.0)])
-        (path,) = paths_between_hosts([row(500, 100), row(1000, 300)], "m", "bf16", moved)
+        (path,) = measured_paths([row(500, 100), row(1000, 300)])
         cost = path_cost(path, traffic, {})
         assert cost is not None
         found = cost.first_tokens
@@ -263,8 +277,19 @@ def test_a_measurement_that_does_not_reach_is_not_used(prompts: list[int]) -> No
     assert cost_of([row(500, 100), row(1000, 300)], Load(prompts, "here")) is None
 
 
+def test_sends_are_as_the_longest_row_s_own_pipelining_found_them() -> None:
+    found = Link(1e5, 2e5, 5.0, reach=Span((1e6, 1e8)))
+    (path,) = measured_paths([row(500, 100), row(1000, 300, sends=found)])
+    assert path.sends is found
+    assert path.transfer_ms(600) == 140  # whole requests are as they were measured
+    (alone,) = measured_paths([row(500, 100, sends=found)])
+    assert alone.sends is found
+    (unknown,) = measured_paths([row(500, 100)])
+    assert unknown.sends is None
+
+
 def test_one_length_is_that_length_alone() -> None:
-    (path,) = paths_between_hosts([row(500, 100)], "m", "bf16", moved)
+    (path,) = measured_paths([row(500, 100)])
     assert [path.reaches(tokens) for tokens in (499, 500, 501)] == [False, True, False]
     assert path.transfer_ms(500) == 100
     assert path.named == "tcp push, measured at 500 tokens"
@@ -279,6 +304,9 @@ def test_one_length_is_that_length_alone() -> None:
         {"transfer_ms": None},
         {"inflight": 4},
         {"model": "n"},
+        {"tp": (2, 2)},
+        {"pp": (1, 2)},
+        {"descriptors": 41},
         {"dtype": "fp16"},
         {"bytes": 1},
         {"tokens": 0, "bytes": 0},
@@ -286,4 +314,4 @@ def test_one_length_is_that_length_alone() -> None:
     ],
 )
 def test_what_says_nothing_about_this_cache_on_a_link_is_no_path(other: dict[str, Any]) -> None:
-    assert paths_between_hosts([replace(row(1000, 8), **other)], "m", "bf16", moved) == []
+    assert measured_paths([replace(row(1000, 8), **other)]) == []

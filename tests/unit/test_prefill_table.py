@@ -45,3 +45,18 @@ def test_it_stands_with_its_spread_its_mfu_and_what_it_is() -> None:
 
 def _named(computed: list[Computed]) -> str:
     return prefill_here(computed).named()
+
+
+def test_others_on_the_cpus_are_told() -> None:
+    shape = load_model("8b")
+    times = LayerTimes([[4 * MS, 5 * MS, 7 * MS]], 2e12, "float32 on 2 CPU threads", False)
+    result = example_result()
+    result["prefill"] = [
+        Computed(shape, shares(shape)[0], times, tokens, other_cpu_share=share).as_prefill()
+        for tokens, share in ((128, 0.01), (256, 0.5))
+    ]
+    assert [one["noisy"] for one in result["prefill"]] == [False, True]
+    printed = io.StringIO()
+    render(result, Console(file=printed, width=160))
+    told = "noisy: others used this share of the CPUs meanwhile, at 256 (50%) tokens"
+    assert told in " ".join(printed.getvalue().split())
