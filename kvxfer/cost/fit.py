@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from kvxfer.cost.choose import Candidate, choose
-from kvxfer.cost.model import CostModel
+from kvxfer.cost.model import FORMS, CostModel
 from kvxfer.cost.points import Point, with_role
-from kvxfer.cost.solve import Array, Rows, Shape, predicted, solve
+from kvxfer.cost.solve import Array, Rows, Shape, loss, predicted, solve
 from kvxfer.errors import UsageError
 
 LEAST_POINTS = 6
@@ -132,10 +132,15 @@ def fit(points: Sequence[Point], seed: int = 0) -> Fit:
     model = _with_occupancy(solve(shape, rows), several, [point.median_ns for point in several])
     rng = np.random.default_rng(seed)
     resampled = [
-        _with_occupancy(solve(shape, _rows(fitted, ns)), several, several_ns)
+        _with_occupancy(_better_form(shape.breaks, _rows(fitted, ns)), several, several_ns)
         for ns, several_ns in zip(_redrawn(fitted, rng), _redrawn(several, rng), strict=True)
     ]
     return Fit(model, shape, tried, resampled, list(points))
+
+
+def _better_form(breaks: tuple[int, ...], rows: Rows) -> CostModel:
+    """Of these rows, in whichever form fits them better: which one it is, is uncertain as its figures are."""
+    return min((solve(Shape(form, breaks), rows) for form in FORMS), key=lambda model: loss(model, rows))
 
 
 def _require_enough(fitted: Sequence[Point], several: Sequence[Point]) -> None:
