@@ -24,7 +24,7 @@ from kvxfer.cost.measured import matching, measured_rows
 from kvxfer.cost.pipeline import LONGEST_PROMPT, longest
 from kvxfer.cost.predicted import predicted_entries
 from kvxfer.cost.prefill_layers import PrefillLayers, prefill_layers
-from kvxfer.cost.prefill_source import GIVEN
+from kvxfer.cost.prefill_source import GIVEN, PrefillSource
 from kvxfer.cost.ratio import ratio_notices, ratio_rows, wire_ms
 from kvxfer.decision import (
     Measurement,
@@ -174,7 +174,7 @@ def plan_document(request: Request, words: Sequence[str], wants_measured: bool =
         "plan": plan_record(service),
         "verdict": None if one_host else verdict_record(service),
         "notices": [
-            *_notices(request, rows, wires if wants_measured else {}),
+            *_notices(request, rows, wires if wants_measured else {}, service.source),
             *unused_notices(service),
             *pipelining_notices(service),
         ],
@@ -215,10 +215,12 @@ def _predict(request: Request, rows: Sequence[dict[str, Any]]) -> None:
                 row["predicted"] = predicted_entries(models, row["bytes"], pieces(row["tokens"]), row["prefill_ms"])
 
 
-def _notices(request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DType, Wires]) -> list[str]:
+def _notices(
+    request: Request, rows: Sequence[dict[str, Any]], wanted: dict[DType, Wires], source: PrefillSource | None
+) -> list[str]:
     """`wanted` are the dtypes that measured times are wanted of, with what moves between the ranks."""
     notices = [*request.notices, *ratio_notices(request.shape, request.assumptions), LINE_RATES]
-    notices += [*_beside_bytes(request, rows), *_pieces(request, rows), *_as_flops(request, rows)]
+    notices += [*_beside_bytes(request, rows, source), *_pieces(request, rows), *_as_flops(request, rows)]
     for dtype, wires in wanted.items():
         notices += _missing(request, dtype, wires, _predicted(rows, dtype))
     notices += _outside(rows)
@@ -267,11 +269,11 @@ def _one_host(request: Request) -> list[str]:
     return [scope for scope in ONE_HOST_SCOPES if scope in told]
 
 
-def _beside_bytes(request: Request, rows: Sequence[dict[str, Any]]) -> list[str]:
+def _beside_bytes(request: Request, rows: Sequence[dict[str, Any]], source: PrefillSource | None) -> list[str]:
     """What a transfer is assumed to cost beside its bytes, up to which length that is most of it, what it may be."""
     assumptions, offered, dtype = request.assumptions, request.offered, request.dtypes[0]
     on_links = request.on_links(dtype, offered.regions, offered.fragmentation)
-    prefill_ms = {row["tokens"]: row["prefill_ms"] for row in rows}  # none where parameters are not known
+    prefill_ms = {row["tokens"]: row["prefill_ms"] for row in rows if source and row["basis"] == source.basis}
     pieces = {tokens: max((each for _, each in on_links(tokens)), default=0) for tokens in prefill_ms}
     notices = line_rate_notices(assumptions, pieces, prefill_ms, request.measurement.fitted)
     if assumptions.fixed_ms:

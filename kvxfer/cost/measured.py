@@ -131,7 +131,7 @@ def _behind_ms(row: Mapping[str, Any]) -> float | None:
 def _sends(row: Mapping[str, Any]) -> Link | None:
     """By the model of the row's pipelining; it has sent from one layer to all of them."""
     pipeline = row.get("pipeline")
-    if pipeline is None:
+    if pipeline is None or (isinstance(pipeline, Mapping) and "model" not in pipeline):
         return None
     try:
         model, layers = pipeline["model"], pipeline["compute"]["layers"]
