@@ -306,6 +306,7 @@ def _situation(service: Service, dtype: DType, path: PathCost | None) -> Situati
         dtype=dtype,
         path=path,
         assumed=frozenset(assumed),
+        chunks_not_known=() if source is None else [size for size in offered.chunks if not source.covers(size)],
     )
 
 

@@ -35,6 +35,8 @@ class Mode:
     chunk_tokens is None for whole prompts. busy is the share of time that prefill (with chunks: their steps) takes;
     from 1 on the load is more than this can take, and what grows without end is None. stalled is the share of pairs of
     tokens with a stall between them. first_tokens are those of the load's requests, None where these wait ever longer.
+    A load without timestamps is drawn several times: the figures are of all draws together, those of first_tokens of
+    the first, and itl_p99_range_ms has the least and the most of each draw's own p99; None for one alone.
     """
 
     chunk_tokens: int | None
@@ -45,6 +47,7 @@ class Mode:
     stall_max_ms: float | None
     itl_p99_ms: float | None
     first_tokens: FirstTokens | None = None
+    itl_p99_range_ms: tuple[float, float] | None = None
 
     @property
     def overloaded(self) -> bool:
@@ -93,8 +96,46 @@ def simulate(
     """
     rate = load.requests_per_s
     assert rate is not None
-    engine = _Engine(source, assumptions, step_ms, load.requests(instances), rate / instances / 1e3)
-    return [engine.whole(), *(engine.chunked(chunk) for chunk in chunks if source.covers(chunk))]
+    engines = [
+        _Engine(source, assumptions, step_ms, requests, rate / instances / 1e3) for requests in load.draws(instances)
+    ]
+    modes = [_mode(None, step_ms, [engine.whole() for engine in engines])]
+    for chunk in chunks:
+        if source.covers(chunk):
+            modes.append(_mode(chunk, step_ms, [engine.chunked(chunk) for engine in engines]))
+    return modes
+
+
+@dataclass(frozen=True)
+class _Simulated:
+    """Of one draw: how busy the engine is, the stalls between successive tokens, and ms to each first token."""
+
+    busy: float
+    stalls: Counter[float]
+    first_ms: Sequence[float]
+
+
+def _mode(chunk: int | None, step_ms: float, draws: Sequence[_Simulated]) -> Mode:
+    busy = sum(draw.busy for draw in draws) / len(draws)
+    if busy >= 1 and chunk is None:
+        return Mode(chunk, busy, None, None, None, None, None)
+    stalls: Counter[float] = Counter()
+    for draw in draws:
+        stalls.update(draw.stalls)
+    tokens = sum(stalls.values())
+    worst = _percentile(stalls, WORST_PERCENT)
+    each = [step_ms + _percentile(draw.stalls, WORST_PERCENT) for draw in draws]
+    return Mode(
+        chunk_tokens=chunk,
+        busy=busy,
+        stalled=1 - stalls[0.0] / tokens,
+        stall_mean_ms=sum(stall * count for stall, count in stalls.items()) / tokens,
+        stall_p99_ms=worst,
+        stall_max_ms=max(stall for stall, count in stalls.items() if count),
+        itl_p99_ms=step_ms + worst,
+        first_tokens=first_tokens(draws[0].first_ms) if busy < 1 else None,
+        itl_p99_range_ms=(min(each), max(each)) if len(each) > 1 else None,
+    )
 
 
 def _longest_ms(source: PrefillSource, cached: float, tokens: int, chunk: int) -> float:
@@ -114,7 +155,7 @@ class _Engine:
     requests: Sequence[tuple[float, int]]
     per_ms: float
 
-    def whole(self) -> Mode:
+    def whole(self) -> _Simulated:
         times = {prompt: self._between(self._cached(prompt), prompt) for prompt in self._counted}
         stalls: Counter[float] = Counter()
         requests, step_ms = self.requests, self.step_ms
@@ -132,9 +173,9 @@ class _Engine:
             stalls[stall] += 1
             clock += stall
         stalls[0.0] += self._free_after(clock)
-        return self._mode(None, self._busy(times), stalls, first)
+        return _Simulated(self._busy(times), stalls, first)
 
-    def chunked(self, chunk: int) -> Mode:
+    def chunked(self, chunk: int) -> _Simulated:
         """Chunks begin at multiples of `chunk`, so that prompts of all lengths share the times of all but their ends.
 
         Which stalls there are follows from the prompts alone; when they come decides how many steps have none.
@@ -160,7 +201,7 @@ class _Engine:
         }
         free, first = self._free_steps(taken)
         stalls[0.0] += free
-        return self._mode(chunk, self._busy(taken), stalls, first)
+        return _Simulated(self._busy(taken), stalls, first)
 
     def _free_steps(self, taken: Mapping[int, float]) -> tuple[int, list[float]]:
         """Decode steps that no chunk goes along with, and the time to first token of each request."""
@@ -207,22 +248,6 @@ class _Engine:
         """The share of time that the requests take, by the ms of one of each length."""
         total = sum(taken[prompt] * count for prompt, count in self._counted.items())
         return total / len(self.requests) * self.per_ms
-
-    def _mode(self, chunk: int | None, busy: float, stalls: Counter[float], first: Sequence[float]) -> Mode:
-        if busy >= 1 and chunk is None:
-            return Mode(chunk, busy, None, None, None, None, None)
-        tokens = sum(stalls.values())
-        worst = _percentile(stalls, WORST_PERCENT)
-        return Mode(
-            chunk_tokens=chunk,
-            busy=busy,
-            stalled=1 - stalls[0.0] / tokens,
-            stall_mean_ms=sum(stall * count for stall, count in stalls.items()) / tokens,
-            stall_p99_ms=worst,
-            stall_max_ms=max(stall for stall, count in stalls.items() if count),
-            itl_p99_ms=self.step_ms + worst,
-            first_tokens=first_tokens(first) if busy < 1 else None,
-        )
 
 
 def _percentile(stalls: Counter[float], percent: float) -> float:

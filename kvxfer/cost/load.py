@@ -12,6 +12,9 @@ from typing import Any
 DRAWN = 10_000
 """Requests of a simulated load without timestamps."""
 
+DRAWS = 5
+"""Times that such a load is drawn: how far its percentiles are from one to the next is how sure they are."""
+
 AT_ONCE_S = 1e-6
 """Requests that all come within so long have no rate."""
 
@@ -74,11 +77,15 @@ class Load:
     def _ordered(self) -> list[int]:
         return sorted(self.prompts)
 
-    def requests(self, instances: int = 1) -> list[tuple[float, int]]:
+    def draws(self, instances: int = 1) -> list[list[tuple[float, int]]]:
+        """What one of `instances` may get: a trace's requests, or else several that are drawn; needs a rate."""
+        return [self.requests(instances, number) for number in range(1 if self.traced_rate else DRAWS)]
+
+    def requests(self, instances: int = 1, number: int = 0) -> list[tuple[float, int]]:
         """Arrival in ms and prompt length of what one of `instances` gets; needs a rate.
 
         Those of a trace in turn. Without arrivals DRAWN requests come independently of each other (Poisson), their
-        lengths drawn from the prompts; always the same ones.
+        lengths drawn from the prompts; of each number always the same ones.
         """
         rate = self.requests_per_s
         assert rate is not None
@@ -88,7 +95,7 @@ class Load:
                 (arrival * stretch, prompt)
                 for arrival, prompt in zip(self.arrivals_s[::instances], self.prompts[::instances], strict=True)
             ]
-        draw, clock, drawn = random.Random(SEED).random, 0.0, []
+        draw, clock, drawn = random.Random(SEED + number).random, 0.0, []
         for _ in range(DRAWN):
             clock -= math.log(1.0 - draw()) * instances / rate * 1e3
             drawn.append((clock, self.prompts[int(draw() * len(self.prompts))]))

@@ -32,9 +32,9 @@ class Finding:
 class Situation:
     """All that the rules look at: one load on one cluster, over one path in one dtype; None where not said.
 
-    modes are what colocated engines do under the load. ranks are those of prefill and decode, where those
-    that are best for each were named. path is None without a prefill to set it against. assumed are the assumptions of
-    the figures.
+    modes are what colocated engines do under the load, but with the chunks_not_known, whose prefill is not known. ranks
+    are those of prefill and decode, where those that are best for each were named. path is None without a prefill to
+    set it against. assumed are the assumptions of the figures.
     """
 
     objective: str | None
@@ -47,6 +47,7 @@ class Situation:
     dtype: DType
     path: PathCost | None
     assumed: frozenset[str]
+    chunks_not_known: Sequence[int] = ()
 
     @property
     def counts_pipelining(self) -> bool:

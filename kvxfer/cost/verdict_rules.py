@@ -7,6 +7,7 @@ where it could change the finding. docs/verdict.md says where the thresholds com
 from __future__ import annotations
 
 from kvxfer.cost.colocated import Mode
+from kvxfer.cost.load import DRAWS
 from kvxfer.cost.pools import Pools
 from kvxfer.cost.rests_on import (
     ARRIVALS,
@@ -147,11 +148,8 @@ def strict_itl(situation: Situation) -> Finding:
         return _no_prefill(numbers)
     rests_on = situation.rests_on(PREFILL, LAYERS, LENGTHS, ARRIVALS, ENGINES)
     numbers |= {f"itl_p99_ms_{_named(mode)}": mode.itl_p99_ms for mode in situation.modes}
-    meets = [
-        mode
-        for mode in situation.modes
-        if not mode.overloaded and mode.itl_p99_ms is not None and mode.itl_p99_ms <= target
-    ]
+    able = [mode for mode in situation.modes if not mode.overloaded and mode.itl_p99_ms is not None]
+    meets = [mode for mode in able if _itl_ends(mode)[1] <= target]
     if meets:
         best = min(meets, key=lambda mode: mode.busy)
         itl, longest = best.itl_p99_ms, best.stall_max_ms
@@ -161,11 +159,19 @@ def strict_itl(situation: Situation) -> Finding:
             return Finding(False, f"{why})", numbers, {}, (), rests_on)
         why += "; what such chunks cost of prefill's efficiency is not modelled)"
         return Finding(False, why, numbers, {}, (), (*rests_on, *situation.rests_on(CHUNKS)))
+    if unsure := [mode for mode in able if _itl_ends(mode)[0] <= target]:
+        told = "; ".join(f"with {_words(mode)} from {_told_ends(mode)} ms" for mode in unsure)
+        why = f"colocated the p99 ITL is about the target of {target:g} ms, in {DRAWS} draws of the load {told}"
+        return unknown(why, ("--lengths with timestamps of your load, or a target that is not so near",), numbers)
     if ENGINES in rests_on and any(_only_overloaded(mode, target) for mode in situation.modes):
         why = "one engine cannot keep up with this load; what prefill does to the ITL where enough do is not known"
         return unknown(why, ("--total-gpus",), numbers)
     if (unheld := _unheld(situation)) is not None:
         return Finding(unheld.holds, unheld.why, numbers | unheld.numbers, {}, unheld.needs, rests_on)
+    if situation.chunks_not_known:
+        lengths = ", ".join(f"{size:,}" for size in situation.chunks_not_known)
+        why = f"whether chunks of {lengths} tokens meet the target of {target:g} ms is not known: their prefill is not"
+        return unknown(why, (f"the prefill of {lengths} tokens, in --prefill-csv or --measured",), numbers)
     told = "; ".join(f"{_words(mode)}: {_itl(mode)}" for mode in situation.modes)
     why = f"colocated the p99 ITL misses the target of {target:g} ms ({told}; {OTHER_CHUNKS}); decode alone takes "
     why += f"{step_ms:g} ms{_batches(situation.pools)}"
@@ -282,5 +288,18 @@ def _words(mode: Mode) -> str:
 
 
 def _itl(mode: Mode) -> str:
-    overload = ", and prefill cannot keep up" if mode.overloaded else ""
-    return f"{mode.itl_p99_ms:,.0f} ms{overload}" if mode.itl_p99_ms is not None else "prefill cannot keep up"
+    if mode.itl_p99_ms is None:
+        return "prefill cannot keep up"
+    low, high = _itl_ends(mode)
+    told = f"{_told_ends(mode)} ms" if round(low) < round(high) else f"{mode.itl_p99_ms:,.0f} ms"
+    return f"{told}{', and prefill cannot keep up' if mode.overloaded else ''}"
+
+
+def _itl_ends(mode: Mode) -> tuple[float, float]:
+    """The least and the most p99 of the load's draws."""
+    assert mode.itl_p99_ms is not None
+    return mode.itl_p99_range_ms or (mode.itl_p99_ms, mode.itl_p99_ms)
+
+
+def _told_ends(mode: Mode) -> str:
+    return " to ".join(f"{end:,.0f}" for end in _itl_ends(mode))

@@ -19,7 +19,7 @@ STALLS_NOTES = ("chunk: the longest chunk of that prompt.",)
 COLOCATED_NOTES = (
     "busy: time that prefill takes, with chunks that its steps take; 100 % or more: it cannot keep up.",
     "stalled: pairs of successive tokens that prefill came between; mean, p99 and longest are over all pairs.",
-    "Simulated request by request, as a sequence sees it that decodes all the time.",
+    "Simulated request by request, as a sequence sees it that decodes all the time. (…): in single draws of the load.",
 )
 
 SPLIT = "Split: what every request pays to cross"
@@ -137,11 +137,20 @@ def _print_colocated(colocated: Record, wanted: Record, console: Console) -> Non
                 Column(f"{what}\nstall, ms", [_cell(mode, f"stall_{name}_ms") for mode in modes])
                 for what, name in (("mean", "mean"), ("p99", "p99"), ("longest", "max"))
             ),
-            Column("p99 ITL\nms", [_cell(mode, "itl_p99_ms") for mode in modes]),
+            Column("p99 ITL\nms", [_itl(mode) for mode in modes]),
         ],
         console,
         COLOCATED_NOTES,
     )
+
+
+def _itl(mode: Record) -> str:
+    """With the least and the most of the load's draws, where they differ."""
+    told = _cell(mode, "itl_p99_ms")
+    if mode.get("itl_p99_range_ms") is None:
+        return told
+    low, high = map(figure, mode["itl_p99_range_ms"])
+    return told if low == high else f"{told} ({low} – {high})"
 
 
 def _print_split(paths: Sequence[Record], console: Console) -> None:

@@ -906,3 +906,12 @@ def test_a_whole_decision_takes_little_more_than_the_help(tmp_path: Path) -> Non
 
     everything = [*ARTICLE, *SERVED, *POOLS, "--lengths", trace(tmp_path, requests=5000), "--itl-target-ms", "50"]
     assert cpu_s(*everything) < 4 * cpu_s("--help")
+
+
+def test_a_chunk_that_the_prefill_file_does_not_reach_leaves_the_target_open(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "prefill.csv"
+    argv = ["--model", "70b", "--link", "200", "--tokens", "1024,8192", "--prefill-csv", str(file), *SERVED, *POOLS]
+    for more, holds in (([], None), (["512,46"], False)):
+        file.write_text("\n".join([*more, "1024,92.5", "8192,760"]))
+        document = planned(capsys, *argv, "--itl-target-ms", "90")
+        assert rule_of(document["verdict"]["cases"][0], "strict ITL")["holds"] is holds

@@ -224,6 +224,22 @@ def test_every_cache_in_one_byte_counts_as_fp8() -> None:
         assert holds is ("fp8" not in dtype.name and "fp4" not in dtype.name)
 
 
+def test_a_p99_that_draws_of_the_load_have_on_both_sides_of_the_target_decides_nothing() -> None:
+    unsure = replace(mode(None, 74), itl_p99_range_ms=(74.0, 209.0))
+    finding = strict_itl(changed(itl_target_ms=78, modes=[unsure, mode(512, 80)]))
+    assert (finding.holds, finding.needs[0][:9]) == (None, "--lengths")
+    assert "from 74 to 209 ms" in finding.why
+    assert found(strict_itl(changed(itl_target_ms=50, modes=[unsure, mode(512, 80)]))) is True
+    assert found(strict_itl(changed(itl_target_ms=210, modes=[unsure, mode(512, 80)]))) is False
+    assert found(strict_itl(changed(itl_target_ms=80, modes=[unsure, mode(512, 80)]))) is False  # chunks surely do
+
+
+def test_chunks_whose_prefill_is_not_known_leave_it_open_unless_others_meet_the_target() -> None:
+    finding = strict_itl(changed(itl_target_ms=79, chunks_not_known=[512]))
+    assert (finding.holds, finding.needs) == (None, ("the prefill of 512 tokens, in --prefill-csv or --measured",))
+    assert found(strict_itl(changed(itl_target_ms=80, chunks_not_known=[256]))) is False
+
+
 def test_strict_itl() -> None:
     assert found(strict_itl(changed(itl_target_ms=79))) is True
     assert found(strict_itl(changed(itl_target_ms=80))) is False
