@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvxfer import __version__
-from kvxfer.cost.observed import Observation, explain
+from kvxfer.cost.observed import explain
 from kvxfer.cost.prometheus import scrape
+from kvxfer.cost.terms import Observation
 from kvxfer.errors import PeerLostError, UnavailableError, UsageError
 from kvxfer.options import parse_float
 from kvxfer.result.file import SCHEMA_VERSION, write_result
@@ -44,13 +45,14 @@ def show(texts: Sequence[str], link_gbit: Sequence[float], words: Sequence[str],
 def document_of(texts: Sequence[str], link_gbit: Sequence[float], words: Sequence[str]) -> dict[str, Any]:
     """What --observed prints, as JSON."""
     observations, notices = read_all(texts)
+    explanation = explain(observations, link_gbit)
     return {
         "schema_version": SCHEMA_VERSION,
         "kvxfer_version": __version__,
         "created_utc": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": list(words),
-        "observed": explain(observations, link_gbit).as_record(),
-        "notices": notices,
+        "observed": explanation.as_record(),
+        "notices": [*notices, *explanation.notices],
     }
 
 

@@ -27,16 +27,15 @@ def between(coefficients: Vector, low: float, high: float) -> list[Limit]:
     return [Limit(coefficients, high), Limit([-each for each in coefficients], -low)]
 
 
-def bounds(figure: Vector, limits: Sequence[Limit]) -> tuple[float, float] | None:
-    """The least and the most of figure · unknowns (at least 0); None where nothing fulfils all limits.
+def bounds(figures: Sequence[Vector], limits: Sequence[Limit]) -> list[tuple[float, float]] | None:
+    """The least and the most of each figure · unknowns (at least 0); None where nothing fulfils all limits.
 
-    The limits have to bound the figure from above; raises ValueError where they do not.
+    The limits have to bound every figure from above; raises ValueError where they do not.
     """
     tableau = _Tableau.feasible(limits)
     if tableau is None:
         return None
-    most = tableau.largest(figure)
-    return -tableau.largest([-each for each in figure]), most
+    return [(-tableau.largest([-each for each in figure]), tableau.largest(figure)) for figure in figures]
 
 
 class _Tableau:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kvxfer.cost.observed import Observation
+from kvxfer.cost.terms import Observation
 from kvxfer.errors import UsageError
 from kvxfer.wording import quoted
 

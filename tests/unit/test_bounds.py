@@ -28,16 +28,19 @@ def problems(draw: st.DrawFn) -> tuple[list[float], list[Limit]]:
 @given(problems())
 def test_as_scipy_does(problem: tuple[list[float], list[Limit]]) -> None:
     figure, limits = problem
+    further = [1.0] * len(figure)
     table = np.array([limit.coefficients for limit in limits])
     most = [limit.most for limit in limits]
-    least, largest = linprog(figure, table, most), linprog([-each for each in figure], table, most)
-    found = bounds(figure, limits)
-    if least.status == 2:
+    found = bounds([figure, further], limits)
+    if linprog(figure, table, most).status == 2:
         assert found is None
-    else:
-        assert found == pytest.approx((least.fun, -largest.fun), abs=1e-6)
+        return
+    assert found is not None
+    for each, ends in zip((figure, further), found, strict=True):
+        least, largest = linprog(each, table, most), linprog([-one for one in each], table, most)
+        assert ends == pytest.approx((least.fun, -largest.fun), abs=1e-6)
 
 
 def test_what_nothing_bounds_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing bounds"):
-        bounds([1.0, 0.0], [Limit([0.0, 1.0], 1.0)])
+        bounds([[1.0, 0.0]], [Limit([0.0, 1.0], 1.0)])

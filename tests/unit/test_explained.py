@@ -110,6 +110,13 @@ def test_several_lines_are_taken_together(capsys: pytest.CaptureFixture[str]) ->
         assert one["terms"]["fixed"]["ms"] == pytest.approx([50, 50], abs=0.01)
 
 
+def test_directions_that_no_one_path_explains_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ("bytes=2684354560,ms=5368", "bytes=2684354560,ms=54.8")
+    document = explained_as(capsys, "--link", "400", *(word for line in lines for word in ("--observed", line)))
+    assert document["observed"]["explained"][0]["binds"] is None
+    assert any("the same bytes took 98 times as long" in notice for notice in document["notices"])
+
+
 def test_metrics_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "metrics.txt"
     path.write_text(TEXT)

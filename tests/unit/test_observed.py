@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shared_files import CASES
 
-from kvxfer.cost.observed import FASTER_LINK, RIGHT_TRANSPORT, Explained, Observation, explain
+from kvxfer.cost.observed import FASTER_LINK, RIGHT_TRANSPORT, Explained, explain
+from kvxfer.cost.terms import Observation
 from kvxfer.errors import UsageError
 
 LINKS = (100.0, 200.0, 400.0)
@@ -52,9 +53,23 @@ def test_vllm_35264_tells_the_time_per_descriptor_and_not_what_binds() -> None:
 
 
 def test_vllm_35264_the_short_request_does_not_have_the_long_one_s_time_per_descriptor() -> None:
-    """0.46 ms for 118 are 3.9 µs each, 46 ms for 18,880 are 2.4: no one γ, and it says so."""
-    found = explain([Observation(descriptors=118, post_ms=0.46), Observation(descriptors=18_880, post_ms=46)], LINKS)
+    """0.46 ms for 118 are 3.9 µs each, 46 ms for 18,880 are 2.4: no one γ, and it says so. What was logged stands."""
+    told = [Observation(descriptors=118, post_ms=0.46), Observation(descriptors=18_880, post_ms=46)]
+    found = explain(told, LINKS)
     assert found.tolerance > 0.1
+    for case in found.explained:
+        assert (case.terms["posting"].low, case.terms["posting"].high) == (case.observation.post_ms,) * 2
+
+
+def test_what_was_logged_stands_where_others_do_not_fit_well() -> None:
+    """The third has 18.9 to 27.9 ms of posting for its 10,000 descriptors, more than the share that is off leaves."""
+    told = [Observation(descriptors=118, post_ms=0.46), Observation(descriptors=18_880, post_ms=46, ms=50, bytes=1e6)]
+    found = explain([*told, Observation(ms=100, bytes=1e8, descriptors=10_000)], LINKS)
+    _, logged, other = found.explained
+    assert percent(logged, "posting") == (92, 92)
+    assert percent(logged, "wire")[1] <= 8.01
+    assert other.terms["posting"].low < 24.4
+    assert other.terms["posting"].high > 39
 
 
 def test_bytes_are_asked_for_where_nothing_is_known_of_the_wire() -> None:
@@ -83,6 +98,21 @@ def test_vllm_52607_the_two_directions_are_not_one_path() -> None:
     pull, push = (Observation(ms=1e9 / (rate * 1e6), bytes=1e9, descriptors=2560) for rate in (0.5, 49))
     with pytest.raises(UsageError, match=r"0\.5 to 49 GB/s: one direction can fall back to TCP alone"):
         explain([pull, push], LINKS)
+
+
+def test_vllm_52607_without_descriptors_nothing_binds_in_the_slow_direction() -> None:
+    """Only posting of which nothing was told could explain both on one path, and that is no ground to say it binds."""
+    found = explain([Observation(ms=ms, bytes=2_684_354_560) for ms in (5368, 54.8)], (400.0,))
+    pull, push = found.explained
+    assert pull.binds is None
+    assert percent(pull, "wire")[1] == pytest.approx(100)
+    assert "which transport" in pull.measure[0]
+    assert any(what.startswith("descriptors") for what in pull.measure)
+    assert push.binds == "wire"
+    assert not push.measure
+    (notice,) = found.notices
+    assert "the same bytes took 98 times as long" in notice
+    assert "which transport carried each" in notice
 
 
 def test_vllm_52607_a_pull_of_half_a_gigabyte_per_second_is_carried_by_something_else() -> None:
@@ -204,6 +234,45 @@ def test_the_truth_is_always_within_the_bounds(
         assert true[str(case.binds)] >= max(true.values()) - slack
     for _, most in case.helps:
         assert most <= (case.observation.ms or 0) + slack
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [Observation(ms=38_000, wire_ms=29), Observation(ms=38_000, descriptors=1000)],
+    ids=["posting", "wire"],
+)
+def test_a_term_of_which_nothing_was_told_does_not_bind(observation: Observation) -> None:
+    assert one(observation).binds is None
+
+
+def test_those_that_tell_enough_stay_together_where_another_does_not_fit() -> None:
+    def told(size: float) -> Observation:
+        return Observation(ms=50 + size / 10e6, bytes=size, descriptors=1000, post_ms=1)
+
+    found = explain([told(0.5e9), Observation(ms=20_000, bytes=1e9), told(4e9)], LINKS)
+    first, slow, last = found.explained
+    for case in (first, last):
+        assert (case.terms["fixed"].low, case.terms["fixed"].high) == pytest.approx((49, 49), abs=0.1)
+    assert slow.binds is None
+    assert "they move 0.05 to 8.89 GB/s" in found.notices[0]
+
+
+def test_times_that_are_a_little_off_fit_without_what_nobody_told() -> None:
+    """The same bytes in 100 and in 108 ms are noise, and no sign of 8 ms of posting."""
+    found = explain([Observation(ms=ms, bytes=4e9) for ms in (100, 108)], LINKS)
+    assert found.tolerance == 0.05
+    assert not found.notices
+    assert all(case.terms["posting"].low == 0 for case in found.explained)
+
+
+def test_the_transport_is_asked_for_where_the_wire_could_be_far_below_the_link() -> None:
+    def asks(ms: float, **more: float) -> bool:
+        return any("which transport" in what for what in one(Observation(ms, 1e9, **more), links=(400.0,)).measure)
+
+    assert asks(2000)
+    assert asks(2000, post_ms=1000)
+    assert not asks(2000, post_ms=1970)  # 30 ms of wire at most
+    assert not asks(100)
 
 
 def test_only_what_was_assumed_is_listed() -> None:
