@@ -1,4 +1,4 @@
-"""`kvxfer plan --observed …`: what a log line, or vLLM's metrics, say of transfers that ran elsewhere."""
+"""`kvxfer plan --observed …`: what a log line, or vLLM's log or metrics, say of transfers that ran elsewhere."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvxfer import __version__
 from kvxfer.cost.observed import explain
-from kvxfer.cost.prometheus import scrape
+from kvxfer.cost.prometheus import Scraped, scrape
 from kvxfer.cost.terms import Observation
+from kvxfer.cost.vllm_log import is_log, read_log
 from kvxfer.errors import PeerLostError, UnavailableError, UsageError
 from kvxfer.options import parse_float
 from kvxfer.result.file import SCHEMA_VERSION, write_result
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from http.client import HTTPResponse
 
 EXAMPLE = "bytes=328204288,descriptors=40064,ms=173.8,post_ms=129.1"
+FROM_VLLM = "vLLM's own line (KV Transfer metrics: …), or a file or URL of its log or metrics"
 LARGEST = {"ms": 1e9, "bytes": 1e18, "descriptors": 1e12, "post_ms": 1e9, "wire_ms": 1e9}
 """What an observation may say, and the most that it may say."""
 
@@ -57,16 +59,22 @@ def document_of(texts: Sequence[str], link_gbit: Sequence[float], words: Sequenc
 
 
 def read_all(texts: Sequence[str]) -> tuple[list[Observation], list[str]]:
-    """The observation of each text: NAME=NUMBER,…, or a file or URL of Prometheus' text; and notices."""
+    """The observation of each text, and notices: NAME=NUMBER,…, vLLM's line, or a file or URL of its log or metrics."""
     observations, notices = [], []
     for text in texts:
         if re.match(r"\s*[a-z_]+\s*=", text):
             observations.append(_parse(text))
         else:
-            scraped = scrape(_fetch(text) if _is_url(text) else _read(text), f"--observed {quoted_path(text)}")
+            scraped = read_log(text, f"--observed {quoted(text)}") if is_log(text) else _from(text)
             observations.append(scraped.observation)
             notices += scraped.notices
     return observations, notices
+
+
+def _from(place: str) -> Scraped:
+    """What a file or URL tells: a log of vLLM's, or its metrics."""
+    text = _fetch(place) if _is_url(place) else _read(place)
+    return (read_log if is_log(text) else scrape)(text, f"--observed {quoted_path(place)}")
 
 
 def _parse(text: str) -> Observation:
@@ -77,7 +85,7 @@ def _parse(text: str) -> Observation:
         if name not in LARGEST or not equals:
             raise UsageError(
                 f"--observed {quoted(text)}: {quoted(word)} is not known{did_you_mean(name, LARGEST)}; give "
-                f"{', '.join(LARGEST)}, such as {EXAMPLE}, or a file or URL of vLLM's metrics"
+                f"{', '.join(LARGEST)}, such as {EXAMPLE}, or {FROM_VLLM}"
             )
         if name in values:
             raise UsageError(
@@ -99,8 +107,7 @@ def _read(path: str) -> str:
             return _text(file.read(LARGEST_TEXT + 1), path)
     except OSError as error:
         raise UsageError(
-            f"--observed {quoted_path(path)} cannot be read: {error.strerror}; give {EXAMPLE}, or a file or URL of "
-            "vLLM's metrics"
+            f"--observed {quoted_path(path)} cannot be read: {error.strerror}; give {EXAMPLE}, or {FROM_VLLM}"
         ) from error
 
 
@@ -146,9 +153,13 @@ def _body(answer: HTTPResponse, until: float) -> bytes:
 
 def _text(data: bytes, source: str) -> str:
     if len(data) > LARGEST_TEXT:
-        raise UsageError(f"{quoted_path(source)} has more than {LARGEST_TEXT >> 20} MiB; vLLM's metrics have far less")
+        raise UsageError(
+            f"{quoted_path(source)} has more than {LARGEST_TEXT >> 20} MiB; give vLLM's metrics, or the end of its log"
+        )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{quoted_path(source)}, line {line}: it is not text in UTF-8; give vLLM's metrics") from error
+        raise UsageError(
+            f"{quoted_path(source)}, line {line}: it is not text in UTF-8; give vLLM's log or metrics"
+        ) from error

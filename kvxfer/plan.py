@@ -89,8 +89,9 @@ def command(
     observed: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=N,…|FILE|URL",
-            help="explain transfers that ran elsewhere: bytes=…,descriptors=…,ms=…,post_ms=…, or vLLM's metrics",
+            metavar="NAME=N,…|LINE|FILE|URL",
+            help="explain transfers that ran elsewhere: bytes=…,descriptors=…,ms=…,post_ms=…, vLLM's line of KV "
+            "Transfer metrics, its log, or its Prometheus metrics",
         ),
     ] = None,
     json: Annotated[

@@ -144,4 +144,4 @@ def _notices(found: dict[str, Histogram], mean: float) -> Iterator[str]:
 
 
 def _malformed(source: str, number: int, what: str) -> UsageError:
-    return UsageError(f"{source}, line {number}: {what}; give the text that vLLM's /metrics answers")
+    return UsageError(f"{source}, line {number}: {what}; give the text that vLLM's /metrics answers, or its log")

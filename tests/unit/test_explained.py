@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from test_prometheus import TEXT
+from test_vllm_log import LINE as VLLM_LINE
 
 from kvxfer import explained, plan
 
@@ -115,6 +116,16 @@ def test_directions_that_no_one_path_explains_are_told_apart(capsys: pytest.Capt
     document = explained_as(capsys, "--link", "400", *(word for line in lines for word in ("--observed", line)))
     assert document["observed"]["explained"][0]["binds"] is None
     assert any("the same bytes took 98 times as long" in notice for notice in document["notices"])
+
+
+def test_vllm_s_own_line_itself_and_in_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "vllm.log"
+    path.write_text(f"INFO Started\n{VLLM_LINE}\n")
+    assert plan.main(["--observed", VLLM_LINE]) == 0
+    assert "descriptor posting binds; a faster link wins at most 26 %" in capsys.readouterr().out
+    documents = [explained_as(capsys, "--observed", each) for each in (VLLM_LINE, str(path))]
+    assert documents[0]["observed"] == documents[1]["observed"]
+    assert any("MB are 2^20 bytes" in notice for notice in documents[1]["notices"])
 
 
 def test_metrics_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
