@@ -140,6 +140,8 @@ def _used(
         ):
             if prior is not None:
                 used[prior] = used.get(prior, False) or rests
+        if len(group) > 1:
+            used[priors.one_path(found.tolerance)] = True
     return [prior for prior, rests in used.items() if rests]
 
 
@@ -147,7 +149,7 @@ def _explained(one: Observation, terms: Terms, link: priors.Prior, slowest_gbit:
     if one.ms is None:
         measure = ["ms: how long the whole transfer takes, from its post to its completion"]
         return Explained(one, {"posting": terms["posting"]}, None, [], measure)
-    terms = {name: Range(term.low, min(term.high, one.ms)) for name, term in terms.items()}
+    terms = {name: term.within(Range(0.0, one.ms)) for name, term in terms.items()}
     binds = _binding(one, terms)
     if binds == "posting" and one.overlaps(link) and one.least_wire_ms(link) >= (one.post_ms or 0.0):
         binds = None  # without it the wire alone would take as long

@@ -49,3 +49,8 @@ def wire(link_gbit: Sequence[float]) -> Prior:
     """Bandwidth, of which only the upper end is known."""
     fastest = max(link_gbit)
     return Prior("bandwidth", 0.0, fastest / GBIT_PER_GBYTE, "GB/s", f"{fastest:g} Gb/s, the fastest of --link")
+
+
+def one_path(tolerance: float) -> Prior:
+    """That several observations have the same α, γ and β, and by what share of a time they may miss it."""
+    return Prior("misfit", 0.0, 100 * tolerance, "% of a time", "all are of one path, with one α, γ and β")

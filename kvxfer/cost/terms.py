@@ -17,8 +17,12 @@ from kvxfer.errors import UsageError
 Term = Literal["posting", "fixed", "wire"]
 
 EXACT = 1e-6
-TOLERANCES = (EXACT, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
-"""Shares by which observed times may be off; the first with which all of them fit together is taken, and told."""
+TOLERANCES = (EXACT, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
+"""Shares by which observed times may be off; the first with which all of them fit together is taken, and told.
+
+Of several it is never the exact one: they are rounded to three digits or so, and what is a small part of one may be all
+of another.
+"""
 
 FASTER_THAN_LINK = 1.02
 
@@ -88,8 +92,8 @@ class Range:
     high: float
 
     def within(self, other: Range) -> Range:
-        """What both allow."""
-        low = max(self.low, other.low)
+        """What both allow; where they only just miss each other, by rounding, the edge of the other."""
+        low = min(max(self.low, other.low), other.high)
         return Range(low, max(low, min(self.high, other.high)))
 
 
@@ -119,33 +123,39 @@ def fit(observations: Sequence[Observation], link: priors.Prior) -> Fit | None:
 
     A term of which nothing was told explains any time whatever; so several observations have to fit without such terms.
     """
+    several = len(observations) > 1
     told = any(one.post_ms is not None and one.descriptors is not None for one in observations)
     usual = None if told else priors.POSTING
-    needs_told = len(observations) > 1 and any(one.untold for one in observations)
-    for tolerance in TOLERANCES:
+    needs_told = several and any(one.untold for one in observations)
+    for tolerance in TOLERANCES[several:]:
         if needs_told and not _Unknowns(observations, Assumed(link), tolerance).fit_without_untold():
             continue
         for assumed in (Assumed(link, priors.FIXED, usual), Assumed(link, None, usual), Assumed(link)):
-            terms = _terms(observations, assumed, tolerance)
+            terms = (
+                _together(observations, assumed, tolerance) if several else _alone(observations[0], assumed, tolerance)
+            )
             if terms is not None:
                 return Fit(terms, assumed, tolerance)
     return None
 
 
-def _terms(observations: Sequence[Observation], assumed: Assumed, tolerance: float) -> list[Terms] | None:
-    """The terms of each by itself, narrowed by those of all; None where either has none."""
-    found = []
-    for one in observations:
-        alone = _Unknowns([one], assumed, EXACT).terms()
-        if alone is None:
-            return None
-        found += alone
-    if len(observations) == 1:
-        return found
+def _alone(one: Observation, assumed: Assumed, tolerance: float) -> list[Terms] | None:
+    return _Unknowns([one], assumed, tolerance).terms()
+
+
+def _together(observations: Sequence[Observation], assumed: Assumed, tolerance: float) -> list[Terms] | None:
+    """The terms of each by itself, as exactly as it fits, narrowed by those of all; None where either has none."""
     together = _Unknowns(observations, assumed, tolerance).terms()
     if together is None:
         return None
-    return [_narrowed(*each, tolerance) for each in zip(observations, found, together, strict=True)]
+    found = []
+    for one, terms in zip(observations, together, strict=True):
+        exactly = (_alone(one, assumed, each) for each in TOLERANCES if each <= tolerance)
+        alone = next((each for each in exactly if each is not None), None)
+        if alone is None:
+            return None
+        found.append(_narrowed(one, alone[0], terms, tolerance))
+    return found
 
 
 def _narrowed(one: Observation, alone: Terms, together: Terms, tolerance: float) -> Terms:

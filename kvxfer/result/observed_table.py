@@ -21,7 +21,10 @@ ANSWERS = {
     "wrong transport": "the wire binds, far below any link: something else carries the bytes (wrong transport?)",
     None: "undetermined: what binds does not follow from these figures",
 }
-NOTE = "least – most that the figures and what is assumed allow; where posting and wire overlap, wire is what it adds."
+NOTE = (
+    "least – most that the figures and what is assumed allow. Posting and wire are taken to be one after the other "
+    "unless that is more than the whole; where they overlap, wire is what it adds."
+)
 
 
 def render_observed(document: Row, console: Console) -> None:

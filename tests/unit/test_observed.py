@@ -129,7 +129,7 @@ def test_vllm_50913_fixed_cost_dominates() -> None:
     large = Observation(ms=197, descriptors=16 * blocks, wire_ms=29)
     for case in explain([small, large], LINKS).explained:
         assert case.binds == "fixed"
-        assert case.terms["fixed"].low == pytest.approx(146, abs=1)
+        assert case.terms["fixed"].low == pytest.approx(146, abs=7)  # by what times are taken to be off: 1 % of 263
 
 
 @pytest.mark.parametrize(("share", "binds"), [(56.9, "posting"), (15.0, None)], ids=["cuda_ipc", "InfiniBand"])
@@ -190,7 +190,7 @@ def test_mooncake_published_a_small_transfer_never_sees_the_line_rate() -> None:
     found = explain([small, large], (3200.0,))
     assert percent(found.explained[0], "wire")[1] < 27
     assert percent(found.explained[1], "wire")[1] > 99
-    assert percent(found.explained[1], "fixed")[1] < 2
+    assert percent(found.explained[1], "fixed")[1] < 3
 
 
 @pytest.mark.skipif(not CASES.exists(), reason="the shared cases are not here")
@@ -245,6 +245,24 @@ def test_a_term_of_which_nothing_was_told_does_not_bind(observation: Observation
     assert one(observation).binds is None
 
 
+def test_what_rounding_hides_is_not_told_to_three_digits() -> None:
+    """0.1 % of 1,794 ms is a quarter of what the small one has: α is 6.73 and β 15.9 GB/s."""
+    large = Observation(ms=1794, descriptors=61_663, post_ms=1746, wire_ms=41.12)
+    found = explain([large, Observation(ms=13.28, bytes=103_766_644, descriptors=1)], (200.0,))
+    small = found.explained[1].terms
+    assert small["fixed"].low < 6.73 < small["fixed"].high
+    assert small["wire"].low < 6.52 < small["wire"].high
+    assert "misfit" in [prior.name for prior in found.priors]
+
+
+def test_what_posting_and_rounding_leave_of_the_time_is_no_contradiction() -> None:
+    """0.07 ms of wire are lost in 703, and 131 are 0.0757 of posting and 131 of wire."""
+    rest = Observation(ms=398, bytes=374_976_075, descriptors=41_289, post_ms=380)
+    assert one(Observation(ms=703, bytes=1_566_407, post_ms=703), rest, links=(200.0,)).binds == "posting"
+    both = Observation(ms=131, bytes=722_732_990, descriptors=570, post_ms=0.0757, wire_ms=131)
+    assert one(both, links=(200.0,)).binds == "wire"
+
+
 def test_those_that_tell_enough_stay_together_where_another_does_not_fit() -> None:
     def told(size: float) -> Observation:
         return Observation(ms=50 + size / 10e6, bytes=size, descriptors=1000, post_ms=1)
@@ -252,7 +270,7 @@ def test_those_that_tell_enough_stay_together_where_another_does_not_fit() -> No
     found = explain([told(0.5e9), Observation(ms=20_000, bytes=1e9), told(4e9)], LINKS)
     first, slow, last = found.explained
     for case in (first, last):
-        assert (case.terms["fixed"].low, case.terms["fixed"].high) == pytest.approx((49, 49), abs=0.1)
+        assert (case.terms["fixed"].low, case.terms["fixed"].high) == pytest.approx((49, 49), abs=7)
     assert slow.binds is None
     assert "they move 0.05 to 8.89 GB/s" in found.notices[0]
 
@@ -275,6 +293,42 @@ def test_the_transport_is_asked_for_where_the_wire_could_be_far_below_the_link()
     assert not asks(100)
 
 
+@given(
+    alpha=st.floats(0.01, 200),
+    gamma_us=st.floats(0.1, 30),
+    rate=st.floats(1, 49),
+    told=st.lists(
+        st.tuples(st.floats(1e6, 1e10), st.integers(1, 100_000), st.booleans(), st.booleans(), st.booleans()),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_the_truth_is_within_the_bounds_of_several_rounded_ones_whatever_each_tells(
+    alpha: float, gamma_us: float, rate: float, told: list[tuple[float, int, bool, bool, bool]]
+) -> None:
+    observations, true = [], []
+    for size, count, tells_bytes, tells_descriptors, tells_posting in told:
+        terms = {"posting": gamma_us * count / 1e3, "fixed": alpha, "wire": size / rate / 1e6}
+        ms, post_ms = (float(f"{each:.3g}") for each in (sum(terms.values()), terms["posting"]))
+        true.append(terms)
+        observations.append(
+            Observation(
+                ms,
+                size if tells_bytes else None,
+                count if tells_descriptors else None,
+                min(post_ms, ms) if tells_posting else None,
+            )
+        )
+    found = explain(observations, (400.0,))
+    for case, terms in zip(found.explained, true, strict=True):
+        slack = 0.011 * (case.observation.ms or 1)
+        for term, ms in terms.items():
+            bounds = case.terms[term]  # type: ignore[index]
+            assert bounds.low - slack <= ms <= bounds.high + slack
+        if case.binds in terms:
+            assert terms[str(case.binds)] >= max(terms.values()) - slack
+
+
 def test_only_what_was_assumed_is_listed() -> None:
     def assumed(**more: float) -> list[str]:
         return [
@@ -292,7 +346,7 @@ def test_a_second_size_tells_fixed_cost_from_bandwidth() -> None:
     alone, beside = one(observed(0.5e9)), one(observed(0.5e9), observed(4e9))
     assert any("a second request" in what for what in alone.measure)
     assert not beside.measure
-    assert (beside.terms["fixed"].low, beside.terms["fixed"].high) == pytest.approx((49, 49), abs=0.1)
+    assert (beside.terms["fixed"].low, beside.terms["fixed"].high) == pytest.approx((49, 49), abs=3)
 
 
 def test_where_posting_and_wire_overlap_each_wins_what_the_other_leaves() -> None:
