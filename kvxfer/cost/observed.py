@@ -207,16 +207,18 @@ def _helps(wins: dict[Term, tuple[float, float]], too_slow: bool) -> list[tuple[
     return sorted(found, key=lambda each: -each[1])
 
 
+FIRST = "whether this was the first request of its pair, with the set-up in it"
+
+
 def _measurements(one: Observation, terms: Terms, binds: Term | None, may_be_slow: bool) -> list[str]:
     """What would narrow the terms most."""
     whole = one.ms or 0.0
     open_terms = {name for name, term in terms.items() if term.high - term.low > WIDE * whole}
     wanted = []
     if may_be_slow:
-        wanted.append(
-            "which transport carried the bytes (kvxfer bench names it, UCX_LOG_LEVEL=info too), and whether this was "
-            "the first request of its pair, with the set-up in it"
-        )
+        wanted.append(f"which transport carried the bytes (kvxfer bench names it, UCX_LOG_LEVEL=info too), and {FIRST}")
+    elif terms["fixed"].low > priors.FIXED.high:
+        wanted.append(f"{FIRST}: steady ones have at most {priors.FIXED.high / 2:g} ms of fixed cost in reports")
     if "wire" in one.untold and "wire" in open_terms:
         wanted.append("bytes: without them nothing is known of the wire")
     if "posting" in one.untold and "posting" in open_terms:
@@ -243,10 +245,12 @@ def _apart(observations: Sequence[Observation], apart: Sequence[int]) -> str:
 
 
 def _compared(observations: Sequence[Observation]) -> str:
-    """How differently fast these moved, and what can be behind it; nothing where too few tell their bytes."""
+    """How differently fast these moved, and what can be behind it; or how long they took, where few tell bytes."""
     told = [(one.bytes, one.ms) for one in observations if one.bytes and one.ms]
     if len(told) < 2:
-        return ""
+        whole = [one.ms for one in observations if one.ms]
+        ratio = max(whole, default=0.0) / min(whole, default=1.0)
+        return f"; the longest took {ratio:.3g} times as long as the shortest" if len(whole) > 1 else ""
     sizes, times = ([each[part] for each in told] for part in (0, 1))
     rates = [size / ms / 1e6 for size, ms in told]
     same = (

@@ -122,15 +122,17 @@ def fit(observations: Sequence[Observation], link: priors.Prior) -> Fit | None:
     """The terms of observations of one path; None where no α, γ and β explain them.
 
     A term of which nothing was told explains any time whatever; so several observations have to fit without such terms.
+    The fixed cost may be more than usual (a first request has the set-up in it), posting not slower than ever reported.
     """
     several = len(observations) > 1
     told = any(one.post_ms is not None and one.descriptors is not None for one in observations)
     usual = None if told else priors.POSTING
     needs_told = several and any(one.untold for one in observations)
     for tolerance in TOLERANCES[several:]:
-        if needs_told and not _Unknowns(observations, Assumed(link), tolerance).fit_without_untold():
+        if needs_told and not _Unknowns(observations, Assumed(link, None, usual), tolerance).fit_without_untold():
             continue
-        for assumed in (Assumed(link, priors.FIXED, usual), Assumed(link, None, usual), Assumed(link)):
+        for fixed in (priors.FIXED, None):
+            assumed = Assumed(link, fixed, usual)
             terms = (
                 _together(observations, assumed, tolerance) if several else _alone(observations[0], assumed, tolerance)
             )

@@ -115,6 +115,18 @@ def test_vllm_52607_without_descriptors_nothing_binds_in_the_slow_direction() ->
     assert "which transport carried each" in notice
 
 
+def test_vllm_52607_posting_slower_than_ever_reported_is_no_explanation() -> None:
+    """It took 131 µs a descriptor, or with 500 for the fast direction 131 too: 40 is the most that was reported."""
+    size = 2_684_354_560
+    pull, push = Observation(ms=5368, bytes=size, descriptors=40_960), Observation(ms=54.8, bytes=size)
+    found = explain([pull, push], (400.0,))
+    assert found.explained[0].binds == "wrong transport"
+    assert percent(found.explained[0], "posting")[1] < 31
+    assert "98 times as long" in found.notices[0]
+    with pytest.raises(UsageError, match="98 times as long"):
+        explain([pull, Observation(ms=54.8, bytes=size, descriptors=500)], (400.0,))
+
+
 def test_vllm_52607_a_pull_of_half_a_gigabyte_per_second_is_carried_by_something_else() -> None:
     case = one(Observation(ms=2000, bytes=1e9, descriptors=2560))
     assert case.binds == "wrong transport"
@@ -261,6 +273,13 @@ def test_what_posting_and_rounding_leave_of_the_time_is_no_contradiction() -> No
     assert one(Observation(ms=703, bytes=1_566_407, post_ms=703), rest, links=(200.0,)).binds == "posting"
     both = Observation(ms=131, bytes=722_732_990, descriptors=570, post_ms=0.0757, wire_ms=131)
     assert one(both, links=(200.0,)).binds == "wire"
+
+
+def test_more_fixed_cost_than_steady_requests_have_asks_whether_it_was_the_first() -> None:
+    """SGLang #28737's 38 s of connecting, where the wire's time is known."""
+    case = one(Observation(ms=38_000, descriptors=1000, wire_ms=29))
+    assert case.binds == "fixed"
+    assert case.measure[0].startswith("whether this was the first request of its pair")
 
 
 def test_those_that_tell_enough_stay_together_where_another_does_not_fit() -> None:
