@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from kvxfer.cost import priors
-from kvxfer.cost.terms import TOLERANCES, Fit, Observation, Range, Term, Terms, fit
+from kvxfer.cost.terms import TOLERANCES, Fit, Observation, Range, Term, Terms, fit, slow_posting_explains
 from kvxfer.errors import UsageError
 
 SUSPICIOUS = 0.1
@@ -87,7 +87,7 @@ class Explanation:
 def explain(observations: Sequence[Observation], link_gbit: Sequence[float]) -> Explanation:
     """What these observations of one path say; link_gbit are the line rates that it may have.
 
-    Where they fit together only by terms that nobody told the size of, those are explained each by itself.
+    Where they fit together only by what nobody told, those that lack it are explained each by itself.
     Raises UsageError when an observation contradicts itself, the links, or the others.
     """
     link = priors.wire(link_gbit)
@@ -99,12 +99,15 @@ def explain(observations: Sequence[Observation], link_gbit: Sequence[float]) -> 
     numbers = range(len(observations))
     groups, notices = [list(numbers)], []
     fits = _fits(observations, groups, link)
-    apart = [number for number in numbers if observations[number].ms is not None and observations[number].untold]
-    if fits is None and apart:
-        told = [number for number in numbers if number not in apart]
-        groups = [each for each in (told, *([number] for number in apart)) if each]
+    if fits is None:
+        apart, slow = _lacking(observations, link)
+        if not apart:
+            raise _contradiction(observations)
+        groups = [
+            each for each in ([number for number in numbers if number not in apart], *([n] for n in apart)) if each
+        ]
         fits = _fits(observations, groups, link)
-        notices = [_apart(observations, apart)]
+        notices = [_apart([observations[number] for number in apart], slow, _compared(observations))]
     if fits is None:
         raise _contradiction(observations)
     explained: dict[int, Explained] = {}
@@ -233,14 +236,28 @@ def _measurements(one: Observation, terms: Terms, binds: Term | None, may_be_slo
     return wanted
 
 
-def _apart(observations: Sequence[Observation], apart: Sequence[int]) -> str:
-    """Why some are explained each by itself."""
+def _lacking(observations: Sequence[Observation], link: priors.Prior) -> tuple[list[int], bool]:
+    """Those that may not fit the others for what they do not tell; and whether slow posting is one such reason."""
+    apart = [number for number, one in enumerate(observations) if one.ms is not None and one.untold]
+    told = {number: one for number, one in enumerate(observations) if number not in apart}
+    rest = list(told.values())
+    slow = bool(rest) and fit(rest, link) is None and slow_posting_explains(rest, link)
+    if slow:
+        apart += [number for number, one in told.items() if one.ms is not None and one.post_ms is None]
+    return sorted(apart), slow
+
+
+def _apart(apart: Sequence[Observation], slow: bool, compared: str) -> str:
+    """Why these are explained each by itself."""
     names = {"posting": "descriptors", "wire": "bytes"}
-    untold = [name for term, name in names.items() if any(term in observations[number].untold for number in apart)]
-    which = " and ".join(untold)
+    tell = [name for term, name in names.items() if any(term in one.untold for one in apart)]
+    reasons = [f"{' and '.join(tell)} that nobody told"] if tell else []
+    if slow:
+        reasons.append(f"posting of more than {priors.PLAUSIBLE_POSTING.high:g} µs a descriptor")
+        tell.append("post_ms")
     return (
-        f"on one path only {which} that nobody told would explain these observations{_compared(observations)}; so "
-        f"those without are explained each by itself. Tell {which}, and measure which transport carried each"
+        f"on one path only {' or '.join(reasons)} would explain these observations{compared}; so those that may have "
+        f"it are explained each by itself. Tell {' and '.join(tell)}, and measure which transport carried each"
     )
 
 

@@ -32,6 +32,14 @@ POSTING = Prior(
 USUAL_POSTING_US = (2.4, 3.2)
 """Per descriptor in reports of vLLM with NIXL (vLLM #35264, #34054)."""
 
+PLAUSIBLE_POSTING = Prior(
+    "posting",
+    0.0,
+    2 * USUAL_POSTING_US[1],
+    "µs per descriptor",
+    "twice the usual: more is no ground to join observations",
+)
+
 TCP_ALPHA_US, TCP_GAMMA_US = 62.0, 0.25
 TCP_FIT = "kvxfer's own fit of tcp push within one host of 2 CPUs"
 """What `make cost-model` found on 2026-11-30: bench/results has it."""

@@ -119,26 +119,39 @@ class Fit:
 
 
 def fit(observations: Sequence[Observation], link: priors.Prior) -> Fit | None:
-    """The terms of observations of one path; None where no α, γ and β explain them.
+    """The terms of observations of one path; None where no plausible α, γ and β explain them.
 
-    A term of which nothing was told explains any time whatever; so several observations have to fit without such terms.
     The fixed cost may be more than usual (a first request has the set-up in it), posting not slower than ever reported.
     """
     several = len(observations) > 1
-    told = any(one.post_ms is not None and one.descriptors is not None for one in observations)
-    usual = None if told else priors.POSTING
-    needs_told = several and any(one.untold for one in observations)
     for tolerance in TOLERANCES[several:]:
-        if needs_told and not _Unknowns(observations, Assumed(link, None, usual), tolerance).fit_without_untold():
+        if several and not _explains(observations, link, priors.PLAUSIBLE_POSTING, tolerance):
             continue
         for fixed in (priors.FIXED, None):
-            assumed = Assumed(link, fixed, usual)
+            assumed = Assumed(link, fixed, _unless_told(priors.POSTING, observations))
             terms = (
                 _together(observations, assumed, tolerance) if several else _alone(observations[0], assumed, tolerance)
             )
             if terms is not None:
                 return Fit(terms, assumed, tolerance)
     return None
+
+
+def slow_posting_explains(observations: Sequence[Observation], link: priors.Prior) -> bool:
+    """Whether they are of one path if its posting is as slow as the slowest that was reported."""
+    return any(_explains(observations, link, priors.POSTING, tolerance) for tolerance in TOLERANCES)
+
+
+def _explains(observations: Sequence[Observation], link: priors.Prior, posting: priors.Prior, tolerance: float) -> bool:
+    """Whether some α, γ and β do, with nothing of the terms that nobody told the size of: those explain any time."""
+    assumed = Assumed(link, None, _unless_told(posting, observations))
+    return _Unknowns(observations, assumed, tolerance).fit_without_untold()
+
+
+def _unless_told(posting: priors.Prior, observations: Sequence[Observation]) -> priors.Prior | None:
+    """None where an observation tells what a descriptor takes."""
+    told = any(one.post_ms is not None and one.descriptors is not None for one in observations)
+    return None if told else posting
 
 
 def _alone(one: Observation, assumed: Assumed, tolerance: float) -> list[Terms] | None:

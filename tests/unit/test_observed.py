@@ -127,6 +127,28 @@ def test_vllm_52607_posting_slower_than_ever_reported_is_no_explanation() -> Non
         explain([pull, Observation(ms=54.8, bytes=size, descriptors=500)], (400.0,))
 
 
+def test_posting_slower_than_usual_that_nobody_told_joins_no_observations() -> None:
+    """11.8 µs a descriptor in the slow direction, or a link that carries a tenth: what it is follows from post_ms."""
+    size = 2_684_354_560
+    pull = Observation(ms=540, bytes=size, descriptors=40_960)
+    push = Observation(ms=60, bytes=size, descriptors=500)
+    found = explain([pull, push], (400.0,))
+    assert found.explained[0].binds is None
+    assert any(what.startswith("post_ms") for what in found.explained[0].measure)
+    assert "posting of more than 6.4 µs a descriptor would explain these observations" in found.notices[0]
+    told = explain([Observation(ms=540, bytes=size, descriptors=40_960, post_ms=480), push], (400.0,))
+    assert told.explained[0].binds == "posting"
+    assert not told.notices
+
+
+def test_several_reasons_for_not_fitting_are_not_refused() -> None:
+    """Posting is slow, 17.7 µs a descriptor, and one of them does not tell its descriptors."""
+    sizes = ((832.2, 7_752_023_396, 225), (1636, 6_536_976, None), (1435, 6_536_976, 80_443))
+    found = explain([Observation(ms=ms, bytes=size, descriptors=count) for ms, size, count in sizes], (100.0,))
+    assert "descriptors that nobody told or posting of more than 6.4 µs a descriptor" in found.notices[0]
+    assert found.explained[0].binds == "wire"
+
+
 def test_vllm_52607_a_pull_of_half_a_gigabyte_per_second_is_carried_by_something_else() -> None:
     case = one(Observation(ms=2000, bytes=1e9, descriptors=2560))
     assert case.binds == "wrong transport"
