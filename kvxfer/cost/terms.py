@@ -118,6 +118,10 @@ class Fit:
     tolerance: float
 
 
+PRIORS = ((priors.FIXED, priors.POSTING), (None, priors.POSTING), (None, priors.FAST_POSTING))
+"""Of fixed cost and posting; the first that fit are taken."""
+
+
 def fit(observations: Sequence[Observation], link: priors.Prior) -> Fit | None:
     """The terms of observations of one path; None where no plausible α, γ and β explain them.
 
@@ -127,8 +131,8 @@ def fit(observations: Sequence[Observation], link: priors.Prior) -> Fit | None:
     for tolerance in TOLERANCES[several:]:
         if several and not _explains(observations, link, priors.PLAUSIBLE_POSTING, tolerance):
             continue
-        for fixed in (priors.FIXED, None):
-            assumed = Assumed(link, fixed, _unless_told(priors.POSTING, observations))
+        for fixed, posting in PRIORS:
+            assumed = Assumed(link, fixed, _unless_told(posting, observations))
             terms = (
                 _together(observations, assumed, tolerance) if several else _alone(observations[0], assumed, tolerance)
             )
@@ -139,7 +143,7 @@ def fit(observations: Sequence[Observation], link: priors.Prior) -> Fit | None:
 
 def slow_posting_explains(observations: Sequence[Observation], link: priors.Prior) -> bool:
     """Whether they are of one path if its posting is as slow as the slowest that was reported."""
-    return any(_explains(observations, link, priors.POSTING, tolerance) for tolerance in TOLERANCES)
+    return any(_explains(observations, link, priors.FAST_POSTING, tolerance) for tolerance in TOLERANCES)
 
 
 def _explains(observations: Sequence[Observation], link: priors.Prior, posting: priors.Prior, tolerance: float) -> bool:
@@ -233,7 +237,7 @@ class _Unknowns:
         posting, wire = self._own(number, "posting"), self._own(number, "wire")
         if one.descriptors is not None and one.post_ms is None:
             posting = self._posting(one.descriptors)
-        if one.bytes is not None and one.wire_ms is None and not one.overlaps(self._link):
+        if one.bytes is not None and one.wire_ms is None and one.ms is not None and not one.overlaps(self._link):
             wire = self._wire(one.bytes)
         return [("posting", posting), ("fixed", self._only(0)), ("wire", wire)]
 

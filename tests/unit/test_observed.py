@@ -304,6 +304,21 @@ def test_more_fixed_cost_than_steady_requests_have_asks_whether_it_was_the_first
     assert case.measure[0].startswith("whether this was the first request of its pair")
 
 
+@given(
+    ms=st.floats(1e-3, 1e6),
+    size=st.none() | st.floats(1, 1e10),
+    count=st.floats(1, 1e9),
+    wire=st.none() | st.floats(0, 1),
+)
+def test_one_observation_alone_is_never_of_different_paths(
+    ms: float, size: float | None, count: float, wire: float | None
+) -> None:
+    """Descriptors that a backend merges take less time each than a loop in native code."""
+    rate_ok = size is None or size / 1e6 / (ms * (wire or 1)) < 50
+    if rate_ok and wire != 0:
+        one(Observation(ms, size, count, wire_ms=None if wire is None else ms * wire))
+
+
 def test_those_that_tell_enough_stay_together_where_another_does_not_fit() -> None:
     def told(size: float) -> Observation:
         return Observation(ms=50 + size / 10e6, bytes=size, descriptors=1000, post_ms=1)
