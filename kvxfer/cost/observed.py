@@ -156,12 +156,14 @@ def _explained(one: Observation, terms: Terms, link: priors.Prior, slowest_gbit:
     binds = _binding(one, terms)
     if binds == "posting" and one.overlaps(link) and one.least_wire_ms(link) >= (one.post_ms or 0.0):
         binds = None  # without it the wire alone would take as long
-    wins = _wins(one, terms, link)
-    least = terms["wire"].low if one.wire_ms is None else one.wire_ms
+    least, most = terms["wire"].low, one.ms if one.overlaps(link) else terms["wire"].high
+    if one.wire_ms is not None:
+        least = most = one.wire_ms
     too_slow = binds == "wire" and _is_slow(one, least, slowest_gbit)
-    may_be_slow = terms["wire"].high > WIDE * one.ms and _is_slow(one, wins["wire"][0], slowest_gbit)
+    may_be_slow = terms["wire"].high > WIDE * one.ms and _is_slow(one, most, slowest_gbit)
+    helps = _helps(_wins(one, terms, link), too_slow)
     measure = _measurements(one, terms, binds, may_be_slow)
-    return Explained(one, terms, "wrong transport" if too_slow else binds, _helps(wins, too_slow), measure)
+    return Explained(one, terms, "wrong transport" if too_slow else binds, helps, measure)
 
 
 def _is_slow(one: Observation, wire_ms: float, slowest_gbit: float) -> bool:
@@ -194,12 +196,20 @@ HELPS: tuple[tuple[str, Term, float], ...] = (
 
 
 def _wins(one: Observation, terms: Terms, link: priors.Prior) -> dict[Term, tuple[float, float]]:
-    """Of each term how long it takes at most, and the most of that which the whole becomes shorter without it."""
-    wins = {name: (term.high, term.high) for name, term in terms.items()}
-    if one.ms is not None and one.overlaps(link):  # what one no longer does the other still takes
-        wins["posting"] = terms["posting"].high, min(terms["posting"].high, one.ms - one.least_wire_ms(link))
-        wins["wire"] = one.ms if one.wire_ms is None else one.wire_ms, terms["wire"].high
-    return wins
+    """Of each term how long it takes at most, and the most of that which the whole becomes shorter without it.
+
+    Whether or not posting and wire overlapped: what one no longer does the other still takes; the wire may have been
+    busy all the time; and what overlapped is time that the fixed cost may have had.
+    """
+    assert one.ms is not None
+    posting, fixed, wire = terms["posting"], terms["fixed"], terms["wire"]
+    least = one.least_wire_ms(link)
+    most_fixed = min(one.ms, fixed.high + min(posting.low, least))
+    return {
+        "posting": (posting.high, min(posting.high, one.ms - least)),
+        "fixed": (most_fixed, most_fixed),
+        "wire": (one.ms if one.wire_ms is None else one.wire_ms, wire.high),
+    }
 
 
 def _helps(wins: dict[Term, tuple[float, float]], too_slow: bool) -> list[tuple[str, float]]:

@@ -425,6 +425,34 @@ def test_bytes_that_take_longer_than_posting_leaves_overlapped_it() -> None:
     assert at_most(case, FASTER_LINK) == pytest.approx(20, abs=0.1)
 
 
+@given(
+    alpha=st.floats(0.01, 200),
+    gamma_us=st.floats(0.1, 30),
+    rate=st.floats(1, 49),
+    size=st.floats(1e6, 1e10),
+    count=st.integers(1, 100_000),
+    tells_posting=st.booleans(),
+    overlap=st.booleans(),
+)
+def test_nothing_wins_more_than_is_said_whether_or_not_posting_and_wire_overlapped(
+    alpha: float, gamma_us: float, rate: float, size: float, count: int, tells_posting: bool, overlap: bool
+) -> None:
+    def whole(posting: float, wire: float) -> float:
+        return alpha + (max(posting, wire) if overlap else posting + wire)
+
+    posting, wire = gamma_us * count / 1e3, size / rate / 1e6
+    ms = whole(posting, wire)
+    case = one(Observation(ms, size, count, posting if tells_posting else None))
+    wins = {
+        "fewer descriptors": ms - whole(0, wire),
+        "a faster link" if case.binds != "wrong transport" else RIGHT_TRANSPORT: ms - whole(posting, 0),
+        "half the bytes": ms - whole(posting, wire / 2),
+        "less fixed cost": alpha,
+    }
+    for remedy, won in wins.items():
+        assert won <= at_most(case, remedy) / 100 * ms + 1e-4 * ms
+
+
 @pytest.mark.parametrize(("post_ms", "wire_ms", "binds"), [(20, 60, "wire"), (80, 80, None)])
 def test_of_two_that_overlap_the_longer_binds(post_ms: float, wire_ms: float, binds: str | None) -> None:
     assert one(Observation(ms=max(70, wire_ms + 10), post_ms=post_ms, wire_ms=wire_ms)).binds == binds
