@@ -143,7 +143,7 @@ def _used(
         ):
             if prior is not None:
                 used[prior] = used.get(prior, False) or rests
-        if len(group) > 1:
+        if whole and len(group) > 1:
             used[priors.one_path(found.tolerance)] = True
     return [prior for prior, rests in used.items() if rests]
 

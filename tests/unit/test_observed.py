@@ -57,6 +57,7 @@ def test_vllm_35264_the_short_request_does_not_have_the_long_one_s_time_per_desc
     told = [Observation(descriptors=118, post_ms=0.46), Observation(descriptors=18_880, post_ms=46)]
     found = explain(told, LINKS)
     assert found.tolerance > 0.1
+    assert not found.priors
     for case in found.explained:
         assert (case.terms["posting"].low, case.terms["posting"].high) == (case.observation.post_ms,) * 2
 
