@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -179,47 +178,6 @@ def test_wrong_urls_are_one_error(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(sends(b"<html>")) as url:
         assert "line 1: '<html>' is no sample" in refused(capsys, "--observed", url)
     assert "cannot be fetched" in refused(capsys, "--observed", url, status=3)  # that server has ended
-    assert "cannot be fetched" in refused(capsys, "--observed", "http://127.0.0.1:99999/", status=3)
-
-
-def test_what_is_no_http_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer() -> None:
-            with server.accept()[0] as connection:
-                connection.sendall(b"SSH-2.0-x\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
-        assert "cannot be fetched" in refused(capsys, "--observed", url, status=3)
-        thread.join(10)
-
-
-def test_a_server_that_trickles_is_given_up(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The deadline is for all of it: each byte by itself comes in time."""
-    monkeypatch.setattr(explained, "FETCH_S", 0.5)
-    given_up = threading.Event()
-
-    def trickle(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(200)
-        handler.end_headers()
-        while not given_up.wait(0.05):
-            handler.wfile.write(b"#\n")
-
-    with serving(trickle) as url:
-        line = refused(capsys, "--observed", url, status=5)
-        given_up.set()
-    assert "has not answered within 0.5 s" in line
-
-
-def test_a_silent_server_is_given_up(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explained, "FETCH_S", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
-        assert "has not answered within 0.3 s" in refused(capsys, "--observed", url, status=5)
 
 
 def test_a_text_without_end_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,13 +33,20 @@ FLOORS = (
     ("measure", "topology"),
     ("cache", "cost"),
     ("model", "result", "control", "backend"),
-    ("errors", "options", "wording", "_native"),
+    ("errors", "options", "wording", "fetching", "reading", "_native"),
 )
 """From the top. A part may import from its own floor and those below it."""
 
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 
-ONLY = {"model": {"errors", "wording"}, "errors": set(), "wording": set(), "options": {"errors", "wording"}}
+ONLY = {
+    "model": {"errors", "wording", "reading"},
+    "errors": set(),
+    "wording": set(),
+    "reading": set(),
+    "options": {"errors", "wording"},
+    "fetching": {"errors", "wording"},
+}
 """All that these parts may import of ours."""
 
 NEVER = {"cost": {"measure"}, "topology": {"measure"}}
