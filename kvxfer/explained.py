@@ -9,6 +9,7 @@ from typing import Any
 
 from kvxfer import __version__
 from kvxfer.cost.observed import explain
+from kvxfer.cost.observed_ranges import RANGES
 from kvxfer.cost.prometheus import Scraped, scrape
 from kvxfer.cost.terms import Observation
 from kvxfer.cost.vllm_log import is_log, read_log
@@ -21,9 +22,6 @@ from kvxfer.wording import did_you_mean, quoted, quoted_path
 
 EXAMPLE = "bytes=328204288,descriptors=40064,ms=173.8,post_ms=129.1"
 FROM_VLLM = "vLLM's own line (KV Transfer metrics: …), or a file or URL of its log or metrics"
-LARGEST = {"ms": 1e9, "bytes": 1e18, "descriptors": 1e12, "post_ms": 1e9, "wire_ms": 1e9}
-"""What an observation may say, and the most that it may say."""
-
 LARGEST_TEXT = 16 << 20
 
 
@@ -77,16 +75,16 @@ def _parse(text: str) -> Observation:
     values: dict[str, float] = {}
     for word in text.split(","):
         name, equals, value = (part.strip() for part in word.partition("="))
-        if name not in LARGEST or not equals:
+        if name not in RANGES or not equals:
             raise UsageError(
-                f"--observed {quoted(text)}: {quoted(word)} is not known{did_you_mean(name, LARGEST)}; give "
-                f"{', '.join(LARGEST)}, such as {EXAMPLE}, or {FROM_VLLM}"
+                f"--observed {quoted(text)}: {quoted(word)} is not known{did_you_mean(name, RANGES)}; give "
+                f"{', '.join(RANGES)}, such as {EXAMPLE}, or {FROM_VLLM}"
             )
         if name in values:
             raise UsageError(
                 f"--observed {quoted(text)}: {name} is there twice; give each observation its own --observed"
             )
-        values[name] = parse_float(value, f"--observed {name}=", 0, LARGEST[name], above_low=True)
+        values[name] = parse_float(value, f"--observed {name}=", *RANGES[name])
     one = Observation(**values)  # type: ignore[arg-type]  # mypy takes every field for one that they may be
     one.check()
     return one

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from kvxfer.cost.observed_ranges import RANGES
 from kvxfer.cost.terms import Observation
 from kvxfer.errors import UsageError
 from kvxfer.wording import quoted
@@ -26,30 +27,59 @@ SAMPLE = re.compile(
     rf"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:[ \t]+|(?=\{{))(?:{LABELS})?"
     rf"(?P<value>{NUMBER})(?:[ \t]+[+-]?[0-9.]+)?(?:[ \t]+#.*)?"
 )
-EDGE = re.compile(rf'(?:^|,)[ \t]*le[ \t]*=[ \t]*"(?P<edge>{NUMBER})"')
+PAIR = re.compile(r'(?P<name>[a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"(?P<value>(?:[^"\\]|\\.)*)"')
+
+FIGURES = {TIME: ("ms", 1e3), POST: ("post_ms", 1e3), BYTES: ("bytes", 1.0), DESCRIPTORS: ("descriptors", 1.0)}
+"""What the mean of each is in an observation, and by what it is multiplied for that."""
+
+MOST_COUNTED = 1e15
+LARGEST_SUM = 1e33
+"""Of so many of the largest figure."""
 
 TAIL = 0.9
 
+Labels = tuple[tuple[str, str], ...]
+
 
 @dataclass
+class Series:
+    """A histogram of one engine and model, as far as its lines have been read."""
+
+    total: float | None = None
+    count: float | None = None
+    below: dict[float, float] = field(default_factory=dict)  # upper edge → observations up to it
+
+
+@dataclass(frozen=True)
 class Histogram:
     """One metric over all its engines and models."""
 
-    total: float = 0.0
-    count: float = 0.0
-    series: int = 0
-    below: dict[float, float] = field(default_factory=dict)  # upper edge → observations up to it
+    series: list[Series]
 
     @property
-    def mean(self) -> float | None:
-        """None before the first observation."""
-        return self.total / self.count if self.count else None
+    def total(self) -> float:
+        return sum(one.total or 0.0 for one in self.series)
+
+    @property
+    def count(self) -> float:
+        return sum(one.count or 0.0 for one in self.series)
 
     def at_most(self, share: float) -> float | None:
-        """The upper edge of the bucket that the quantile `share` lies in; None where the buckets do not tell."""
-        edges = sorted(self.below)
+        """The upper edge of the bucket that the quantile `share` lies in; None where the buckets do not tell.
+
+        Of the edges that all have: only those are known of all together.
+        """
+        counting = [one for one in self.series if one.count]
+        common = set.intersection(*(set(one.below) for one in counting)) if counting else set()
         wanted = share * self.count
-        return next((edge for edge in edges if self.below[edge] >= wanted and edge != math.inf), None)
+        return next(
+            (
+                edge
+                for edge in sorted(common)
+                if edge != math.inf and sum(one.below[edge] for one in counting) >= wanted
+            ),
+            None,
+        )
 
 
 @dataclass(frozen=True)
@@ -64,36 +94,46 @@ class Scraped:
 def scrape(text: str, source: str) -> Scraped:
     """What the NIXL histograms in a Prometheus text say. `source` names it in errors.
 
-    Raises UsageError with the number of a line that is not in this format, when there are no transfers in it, and when
-    they post for longer than they take.
+    Raises UsageError with the number of a line that is not in this format, is there twice or ends without a newline;
+    when there are no transfers in it, a histogram is not whole, or a mean is none that a transfer has; and when they
+    post for longer than they take.
     """
     found = _histograms(text, source)
     transfers = found[TIME]
-    mean = transfers.mean
-    if mean is None:
+    figures = {FIGURES[metric][0]: _mean(metric, histogram, source) for metric, histogram in found.items()}
+    ms, post_ms = figures["ms"], figures["post_ms"]
+    if ms is None:
         why = "has counted no transfer yet" if transfers.series else f"has no {TIME}"
         raise UsageError(f"{source} {why}; give the /metrics of a vLLM whose NixlConnector has moved something")
-    post, size, descriptors = (found[name].mean for name in (POST, BYTES, DESCRIPTORS))
-    if post is not None and post > mean:
+    if post_ms is not None and post_ms > ms:
         raise UsageError(
-            f"{source}: the mean of {POST} is {1e3 * post:g} ms and that of {TIME} {1e3 * mean:g} ms, of which it is a "
+            f"{source}: the mean of {POST} is {post_ms:g} ms and that of {TIME} {ms:g} ms, of which it is a "
             f"part ({found[POST].count:,.0f} and {transfers.count:,.0f} counted); scrape one engine by itself, or give "
             "bytes=…,descriptors=…,ms=… by hand"
         )
-    observation = Observation(
-        ms=1e3 * mean,
-        bytes=size,
-        descriptors=descriptors,
-        post_ms=None if post is None else 1e3 * post,
-        source=source,
-    )
-    return Scraped(observation, round(transfers.count), list(_notices(found, mean)))
+    return Scraped(Observation(**figures, source=source), round(transfers.count), list(_notices(found, ms)))
+
+
+def _mean(metric: str, histogram: Histogram, source: str) -> float | None:
+    """As the observation has it; None before the first one was counted. Raises UsageError outside its range."""
+    if not histogram.count:
+        return None
+    name, factor = FIGURES[metric]
+    mean = factor * histogram.total / histogram.count
+    low, high = RANGES[name]
+    if not low <= mean <= high:
+        raise UsageError(
+            f"{source}: the mean of {metric} is {name} = {mean:g}, and an observation has {low:g} to {high:g}; scrape "
+            "it again, or give bytes=…,descriptors=…,ms=… by hand"
+        )
+    return mean
 
 
 def _histograms(text: str, source: str) -> dict[str, Histogram]:
-    found = {name: Histogram() for name in METRICS}
-    for number, line in enumerate(text.splitlines(), start=1):
-        stripped = line.strip(" \t")
+    found: dict[str, dict[Labels, Series]] = {name: {} for name in METRICS}
+    lines: dict[tuple[str, str, Labels], int] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        stripped = line.strip(" \t\r")
         if not stripped or stripped.startswith("#"):
             continue
         sample = SAMPLE.fullmatch(stripped)
@@ -101,42 +141,71 @@ def _histograms(text: str, source: str) -> dict[str, Histogram]:
             raise _malformed(source, number, f"{quoted(stripped)} is no sample of Prometheus' text format")
         metric, _, part = sample["name"].rpartition("_")
         if metric in found and part in ("sum", "count", "bucket"):
+            labels, edge = _labels(sample["labels"] or "")
+            first = lines.setdefault((sample["name"], edge, labels), number)
+            if first != number:
+                raise _malformed(source, number, f"{quoted(stripped, 200)} is the same series as in line {first}")
             try:
-                _add(found[metric], part, float(sample["value"]), sample["labels"] or "")
+                _add(found[metric].setdefault(labels, Series()), part, float(sample["value"]), edge)
             except ValueError as error:
                 raise _malformed(source, number, str(error)) from error
-    for name, histogram in found.items():
-        counts = [histogram.below[edge] for edge in sorted(histogram.below)]
-        if counts != sorted(counts):
-            raise UsageError(f"{source}: the buckets of {name} fall, and they should add up; scrape it again")
-    return found
+    if text and not text.endswith("\n"):
+        raise _malformed(
+            source, text.count("\n") + 1, "the text ends within this line, without a newline: it is cut off"
+        )
+    for metric, by_labels in found.items():
+        for labels, series in by_labels.items():
+            if why := _faulty(series):
+                raise UsageError(f"{source}: {_told(metric, labels)} {why}; scrape it again")
+    return {metric: Histogram(list(by_labels.values())) for metric, by_labels in found.items()}
 
 
-def _add(histogram: Histogram, part: str, value: float, labels: str) -> None:
+def _labels(text: str) -> tuple[Labels, str]:
+    """Those that tell the series, in order of their names; and the upper edge of a bucket, as it is written."""
+    pairs = {pair["name"]: pair["value"] for pair in PAIR.finditer(text)}
+    edge = pairs.pop("le", "")
+    return tuple(sorted(pairs.items())), edge
+
+
+def _add(series: Series, part: str, value: float, edge: str) -> None:
     """One sample of a histogram's. Raises ValueError for one that no histogram has."""
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"the {part} of a histogram is {value:g}, and it should be a number from 0")
+    most = LARGEST_SUM if part == "sum" else MOST_COUNTED
+    if not 0 <= value <= most:
+        raise ValueError(f"the {part} of a histogram is {value:g}, and it should be a number from 0 to {most:g}")
     if part == "sum":
-        histogram.total += value
+        series.total = value
     elif part == "count":
-        histogram.count += value
-        histogram.series += 1
+        series.count = value
     else:
-        edge = EDGE.search(labels)
-        if edge is None:
+        upper = float(edge) if re.fullmatch(NUMBER, edge) else math.nan
+        if math.isnan(upper):
             raise ValueError("a bucket of a histogram has no upper edge (le)")
-        upper = float(edge["edge"])
-        histogram.below[upper] = histogram.below.get(upper, 0.0) + value
+        series.below[upper] = value
 
 
-def _notices(found: dict[str, Histogram], mean: float) -> Iterator[str]:
+def _faulty(series: Series) -> str | None:
+    """Why its lines make no histogram."""
+    counts = [series.below[edge] for edge in sorted(series.below)]
+    if series.total is None or series.count is None:
+        return f"has no _{'sum' if series.total is None else 'count'}: the text is not whole"
+    if counts != sorted(counts):
+        return "has buckets that fall, and each counts all up to its edge"
+    return None
+
+
+def _told(metric: str, labels: Labels) -> str:
+    told = quoted(", ".join(f"{name}={value}" for name, value in labels), 200)[1:-1]
+    return f"{metric}{{{told}}}" if labels else metric
+
+
+def _notices(found: dict[str, Histogram], mean_ms: float) -> Iterator[str]:
     transfers = found[TIME]
-    whose = "one engine" if transfers.series == 1 else f"{transfers.series} engines or models"
+    whose = "one engine" if len(transfers.series) == 1 else f"{len(transfers.series)} engines or models"
     yield f"the mean of {transfers.count:,.0f} transfers since vLLM started, of {whose}"
     middle, tail = transfers.at_most(0.5), transfers.at_most(TAIL)
     if middle is not None and tail is not None:
         yield f"half of them took at most {1e3 * middle:g} ms, 90 % at most {1e3 * tail:g} ms (upper edges of buckets)"
-        if mean > tail:
+        if mean_ms > 1e3 * tail:
             yield "their mean is above that: a few very long ones carry it, such as first requests with their set-up"
     counts = {histogram.count for histogram in found.values() if histogram.count}
     if len(counts) > 1:

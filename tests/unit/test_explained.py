@@ -149,9 +149,11 @@ def test_metrics_from_a_url(capsys: pytest.CaptureFixture[str]) -> None:
         ("ms=1,ms=2", "ms is there twice"),
         ("ms", "cannot be read"),
         ("ms=", "--observed ms= '' is not allowed"),
-        ("ms=0", "give a number above 0"),
-        ("ms=-1", "give a number above 0"),
-        ("ms=nan", "give a number above 0"),
+        ("ms=0", "give a number from 1e-06 to 1e+09"),
+        ("ms=-1", "give a number from 1e-06 to 1e+09"),
+        ("ms=nan", "give a number from 1e-06 to 1e+09"),
+        ("ms=1e-320", "--observed ms= '1e-320' is not allowed"),
+        ("ms=1,descriptors=0.5", "--observed descriptors= '0.5' is not allowed"),
         ("ms=1,", "'' is not known"),
         ("bytes=1e9", "has ms, or at least post_ms"),
         ("ms=1,post_ms=2", "post_ms 2 is more than ms 1"),
@@ -172,10 +174,27 @@ def test_wrong_files_are_one_error(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "line 2: it is not text in UTF-8" in refused(capsys, "--observed", str(path))
 
 
+@pytest.mark.parametrize("ms", ["1e-6", "1", "1e9"])
+@pytest.mark.parametrize("post_ms", [None, "1e-6", "1", "1e9"])
+@pytest.mark.parametrize("size", [None, "1", "1e18"])
+@pytest.mark.parametrize("descriptors", [None, "1", "1e12"])
+def test_at_the_ends_of_the_ranges_all_is_finite(
+    ms: str, post_ms: str | None, size: str | None, descriptors: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"ms": ms, "post_ms": post_ms, "bytes": size, "descriptors": descriptors}
+    line = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
+    status = plan.main(["--observed", line, "--json", "-"])
+    told = capsys.readouterr()
+    if status == 0:
+        json.loads(told.out, parse_constant=pytest.fail)
+    else:
+        assert status == 2, told.err
+
+
 def test_wrong_urls_are_one_error(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(sends(b"gone", status=404)) as url:
         assert "answered 404 Not Found" in refused(capsys, "--observed", url)
-    with serving(sends(b"<html>")) as url:
+    with serving(sends(b"<html>\n")) as url:
         assert "line 1: '<html>' is no sample" in refused(capsys, "--observed", url)
     assert "cannot be fetched" in refused(capsys, "--observed", url, status=3)  # that server has ended
 

@@ -28,6 +28,9 @@ vllm:nixl_num_descriptors_sum{engine="0",model_name="m"} 400640.0
 """
 
 
+POST_COUNT = 'post_time_seconds_count{{engine="0",model_name="m"}} {}'
+
+
 def test_the_mean_transfer() -> None:
     found = scrape(TEXT, "metrics")
     observation = found.observation
@@ -60,7 +63,9 @@ def test_posting_for_longer_than_the_transfer_takes_is_refused() -> None:
 
 def test_what_was_not_counted_is_not_known() -> None:
     """Other connectors and older versions have fewer histograms."""
-    few = "\n".join(line for line in TEXT.splitlines() if "post_time" not in line and "descriptors" not in line)
+    few = "".join(
+        line for line in TEXT.splitlines(keepends=True) if "post_time" not in line and "descriptors" not in line
+    )
     observation = scrape(few, "metrics").observation
     assert observation.post_ms is None
     assert observation.descriptors is None
@@ -68,10 +73,63 @@ def test_what_was_not_counted_is_not_known() -> None:
 
 
 def test_counts_that_differ_are_told() -> None:
-    text = TEXT.replace(
-        'post_time_seconds_count{engine="0",model_name="m"} 10', 'post_time_seconds_count{engine="0"} 9'
-    )
+    text = TEXT.replace('post_time_seconds_count{engine="0",model_name="m"} 10', POST_COUNT.format(9))
     assert "different numbers of transfers" in " ".join(scrape(text, "m").notices)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        'vllm:nixl_xfer_time_seconds_sum{engine="0",model_name="m"} 1.738',
+        'vllm:nixl_xfer_time_seconds_sum{ model_name="m" ,engine="0",} 2',
+        'vllm:nixl_xfer_time_seconds_count{engine="0",model_name="m"} 10',
+        'vllm:nixl_xfer_time_seconds_bucket{engine="0",le="0.2",model_name="m"} 9',
+    ],
+)
+def test_a_series_that_is_there_twice_is_refused(again: str) -> None:
+    lines = TEXT.splitlines()
+    first = 1 + next(number for number, line in enumerate(lines) if line.startswith(again.partition("{")[0]))
+    first += "0.2" in again
+    with pytest.raises(UsageError, match=rf"line {1 + len(lines)}: .* is the same series as in line {first};"):
+        scrape(TEXT + again + "\n", "m")
+    with pytest.raises(UsageError, match=rf"line {5 + len(lines)}: .* is the same series as in line 5;"):
+        scrape(TEXT + TEXT, "m")
+
+
+@pytest.mark.parametrize("end", ["", "8", "vllm:nixl_xfer_time_seconds_sum 11.738", "# EO"])
+def test_a_text_that_ends_inside_a_line_is_refused(end: str) -> None:
+    text = TEXT + end if end else TEXT[:-1]
+    with pytest.raises(UsageError, match=rf"line {text.count(chr(10)) + 1}: "):
+        scrape(text, "m")
+
+
+@pytest.mark.parametrize("part", ["count", "sum"])
+def test_a_histogram_that_is_not_whole_is_refused(part: str) -> None:
+    whole = f'vllm:nixl_bytes_transferred_{part}{{engine="0"'
+    text = "".join(line for line in TEXT.splitlines(keepends=True) if not line.startswith(whole))
+    with pytest.raises(UsageError, match=rf"nixl_bytes_transferred\{{engine=0, model_name=m\}} has no _{part}: "):
+        scrape(text, "m")
+
+
+@pytest.mark.parametrize(
+    ("metric", "total", "told"),
+    [
+        ("xfer_time_seconds", "0", "ms = 0"),
+        ("xfer_time_seconds", "1e-320", "ms = "),
+        ("xfer_time_seconds", "1e306", r"the sum of a histogram is 1e\+306"),
+        ("xfer_time_seconds", "1e30", r"ms = 1e\+32"),
+        ("post_time_seconds", "0", "post_ms = 0"),
+        ("bytes_transferred", "0", "bytes = 0"),
+        ("num_descriptors", "0", "descriptors = 0"),
+        ("num_descriptors", "1e20", r"descriptors = 1e\+19"),
+    ],
+)
+def test_a_mean_that_no_transfer_has_is_refused(metric: str, total: str, told: str) -> None:
+    start = f'vllm:nixl_{metric}_sum{{engine="0",model_name="m"}} '
+    text = "".join(start + total + "\n" if line.startswith(start) else line for line in TEXT.splitlines(keepends=True))
+    assert text != TEXT
+    with pytest.raises(UsageError, match=told):
+        scrape(text, "m")
 
 
 @pytest.mark.parametrize(
@@ -116,8 +174,18 @@ def test_malformed_text_is_one_error_with_its_line(line: str) -> None:
 
 
 def test_buckets_that_fall_are_refused() -> None:
-    with pytest.raises(UsageError, match="buckets of vllm:nixl_xfer_time_seconds fall"):
+    with pytest.raises(UsageError, match=r"nixl_xfer_time_seconds\{engine=0, model_name=m\} has buckets that fall"):
         scrape(TEXT.replace('le="0.005",model_name="m"} 0.0', 'le="0.005",model_name="m"} 99'), "m")
+
+
+def test_engines_with_buckets_of_their_own() -> None:
+    """Of all together only the edges are known that all have."""
+    other = TEXT.replace('engine="0"', 'engine="1"').replace('le="0.005"', 'le="0.01"')
+    notices = scrape(TEXT + other, "m").notices
+    assert "of 2 engines" in notices[0]
+    assert notices[1] == "half of them took at most 200 ms, 90 % at most 200 ms (upper edges of buckets)"
+    apart = other.replace('le="0.2"', 'le="0.3"')
+    assert [notice for notice in scrape(TEXT + apart, "m").notices if "half" in notice] == []
 
 
 def test_nothing_moved_yet() -> None:
