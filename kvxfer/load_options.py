@@ -161,7 +161,7 @@ def read_load_options(options: LoadOptions, shared: Options, asked: Asked, token
         kv_memory_gb=_positive(options.kv_memory_gb, "--kv-memory-gb", 1e6),
         ranks=(asked.prefill, asked.decode) if prefill_named and decode_named else None,
         given=_given(options),
-        cut=parse_one_cut(options.pipeline, layers, max(*load.prompts, *asked.tokens)),
+        cut=parse_one_cut(options.pipeline, layers, max(max(load.prompts), *asked.tokens)),
         fragmentation=parse_float(options.fragmentation, "--fragmentation", 0, 1),
         regions=parse_int(options.regions, "--regions", high=2),
     )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 import random
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 DRAWN = 10_000
@@ -59,12 +62,12 @@ class Load:
     def requests_per_s(self) -> float | None:
         return self.traced_rate if self.rate is None else self.rate
 
-    @property
+    @cached_property
     def burstiness(self) -> float | None:
         """Coefficient of variation of the times between arrivals: 1 for independent ones, more for bursts."""
         if not self.traced_rate:
             return None
-        gaps = [later - earlier for earlier, later in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)]
+        gaps = array("d", map(operator.sub, islice(self.arrivals_s, 1, None), self.arrivals_s))
         mean = sum(gaps) / len(gaps)
         return math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / mean
 

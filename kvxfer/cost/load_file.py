@@ -8,13 +8,18 @@ Traces of other services have the same names and timestamps in seconds; where th
 from __future__ import annotations
 
 import json
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
+from itertools import chain, islice
 from typing import Any, Literal
 
 from kvxfer.cost.lines import read_lines, wrong_line
 from kvxfer.cost.load import Load
+from kvxfer.errors import UsageError
 from kvxfer.wording import quoted
 
 LARGEST_TOKENS = 100_000_000
@@ -36,107 +41,146 @@ REMEDY = (
     "or ContextTokens, GeneratedTokens and TIMESTAMP"
 )
 
-DATE = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)?")
+DATE = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d):([0-5]\d(?:\.\d+)?)(Z|[+-]\d\d:\d\d)?", re.ASCII)
+
+Record = Mapping[str, Any]
+Lines = Iterator[tuple[int, str]]
+Records = Iterator[tuple[int, Record]]
 
 
 def read_load(path: str, unit: TraceUnit | None = None) -> Load:
     """The load in a file; requests are put in the order of their arrival.
 
     `unit` is that of timestamps that are numbers; without it whole numbers are ms, and those that may be seconds are
-    refused. Raises UsageError that names the line for one that is no request, or that has an output length or a
-    timestamp where others have none.
+    refused. Raises UsageError that names the line for one that is no request, or whose output length or timestamp is
+    of another kind than the others'.
     """
     lines = read_lines(path, "--lengths", REMEDY)
-    start = lines[0][1]
-    if start.startswith("{"):
-        records = _json_records(path, lines)
-    elif any(name in start for name in PROMPT):
-        records = _csv_records(path, lines)
-    else:
-        return Load([_length(path, number, line) for number, line in lines], f"{len(lines):,} lengths of {path}")
-    return _load(path, records, unit)
+    first = next(lines)
+    if first[1].startswith("{"):
+        return _load(path, _json_records(path, chain([first], lines)), unit)
+    if any(name in first[1] for name in PROMPT):
+        return _load(path, _csv_records(path, first[1], lines), unit)
+    prompts = array("i", (_length(path, number, line) for number, line in chain([first], lines)))
+    return Load(prompts, f"{len(prompts):,} lengths of {path}")
 
 
-def _load(path: str, records: Iterator[tuple[int, Mapping[str, Any]]], unit: TraceUnit | None) -> Load:
-    rows: list[tuple[float | None, int, int | None]] = []
+def _load(path: str, records: Records, unit: TraceUnit | None) -> Load:
+    prompts, outputs, arrivals_s = array("i"), array("i"), array("d")
+    first: tuple[str | None, str | None] | None = None
     for number, record in records:
-        prompt = _tokens(path, number, record, PROMPT, least=1)
+        prompt = _tokens(path, number, record, PROMPT, 1)
+        output = _tokens(path, number, record, OUTPUT, 0)
+        arrival_s, kind = _arrival_s(path, number, record, unit)
         if prompt is None:
             raise wrong_line(path, number, f"there is no {' nor '.join(PROMPT)}", REMEDY)
-        row = (_arrival_s(path, number, record, unit), prompt, _tokens(path, number, record, OUTPUT, least=0))
-        for what, column in (("timestamp", 0), ("output length", 2)):
-            if rows and (row[column] is None) != (rows[0][column] is None):
-                lacking = "this request" if row[column] is None else "the first request"
-                raise wrong_line(path, number, f"{lacking} has no {what}, others have one", REMEDY)
-        rows.append(row)
-    if not rows:
+        kinds = (kind, None if output is None else "count")
+        first = first or kinds
+        if kinds != first:
+            raise _mixed(path, number, kinds, first)
+        prompts.append(prompt)
+        if output is not None:
+            outputs.append(output)
+        if arrival_s is not None:
+            arrivals_s.append(arrival_s)
+    if not prompts:
         raise wrong_line(path, 1, "no request follows the header", REMEDY)
-    rows.sort(key=lambda row: row[0] or 0.0)
-    first = rows[0][0] or 0.0
-    return Load(
-        prompts=[row[1] for row in rows],
-        source=f"{len(rows):,} requests of {path}",
-        outputs=[row[2] for row in rows if row[2] is not None],
-        arrivals_s=[row[0] - first for row in rows if row[0] is not None],
+    return _in_order(prompts, f"{len(prompts):,} requests of {path}", outputs, arrivals_s)
+
+
+def _in_order(prompts: array[int], source: str, outputs: array[int], arrivals_s: array[float]) -> Load:
+    """Of their arrival, which is counted from the first on."""
+    if any(map(operator.gt, arrivals_s, islice(arrivals_s, 1, None))):
+        order = sorted(range(len(prompts)), key=arrivals_s.__getitem__)
+        prompts, arrivals_s = array("i", map(prompts.__getitem__, order)), array("d", sorted(arrivals_s))
+        outputs = array("i", map(outputs.__getitem__, order)) if outputs else outputs
+    start = arrivals_s[0] if arrivals_s else 0.0
+    return Load(prompts, source, outputs, array("d", (each - start for each in arrivals_s)))
+
+
+def _mixed(path: str, number: int, kinds: Sequence[str | None], first: Sequence[str | None]) -> UsageError:
+    """Of what this request and the first one have: timestamp, output length."""
+    what, this, other = next(
+        each for each in zip(("timestamp", "output length"), kinds, first, strict=True) if each[1] != each[2]
     )
+    if this and other:
+        return wrong_line(path, number, f"the {what} is a {this}, and the first request's a {other}", "give one kind")
+    lacking = "the first request" if this else "this request"
+    return wrong_line(path, number, f"{lacking} has no {what}, others have one", REMEDY)
 
 
-def _json_records(path: str, lines: list[tuple[int, str]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _json_records(path: str, lines: Lines) -> Records:
+    decode = json.JSONDecoder().raw_decode  # loads() looks for white space around it each time
     for number, line in lines:
         try:
-            record = json.loads(line)
+            record, end = decode(line)
         except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, dict):
+            record, end = None, 0
+        if type(record) is not dict or end != len(line):
             raise wrong_line(path, number, f"{quoted(line)} is no JSON object", REMEDY)
         yield number, record
 
 
-def _csv_records(path: str, lines: list[tuple[int, str]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    names = [name.strip() for name in lines[0][1].split(",")]
-    for number, line in lines[1:]:
-        words = [word.strip() for word in line.split(",")]
+def _csv_records(path: str, header: str, lines: Lines) -> Records:
+    names = [name.strip() for name in header.split(",")]
+    for number, line in lines:
+        words = line.split(",")
         if len(words) != len(names):
             raise wrong_line(path, number, f"{quoted(line)} has {len(words)} fields, the header {len(names)}", REMEDY)
-        yield number, dict(zip(names, words, strict=True))
+        yield number, dict(zip(names, map(str.strip, words), strict=True))
 
 
 def _length(path: str, number: int, line: str) -> int:
-    if re.fullmatch(r"[0-9]{1,9}", line) and 1 <= int(line) <= LARGEST_TOKENS:
-        return int(line)
+    count = _count(line)
+    if 1 <= count <= LARGEST_TOKENS:
+        return count
     raise wrong_line(path, number, f"{quoted(line)} is no prompt length", REMEDY)
 
 
-def _tokens(path: str, number: int, record: Mapping[str, Any], names: tuple[str, ...], least: int) -> int | None:
+def _count(text: str) -> int:
+    """-1 for what is none: int() also takes 1_000 and other scripts' digits."""
+    return int(text) if len(text) <= 9 and text.isascii() and text.isdigit() else -1
+
+
+def _tokens(path: str, number: int, record: Record, names: tuple[str, ...], least: int) -> int | None:
     """The count under the first of `names` that is there; None when none is."""
-    name = next((name for name in names if name in record), None)
-    if name is None:
+    for name in names:
+        if name in record:
+            break
+    else:
         return None
     value = record[name]
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value):
-        value = int(value)
-    if type(value) is not int or not least <= value <= LARGEST_TOKENS:
+    count = value if type(value) is int else _count(value) if type(value) is str else -1
+    if not least <= count <= LARGEST_TOKENS:
         raise wrong_line(path, number, f"{name} is {quoted(value)}, no count of at least {least}", REMEDY)
-    return value
+    return count
 
 
-def _arrival_s(path: str, number: int, record: Mapping[str, Any], unit: TraceUnit | None) -> float | None:
-    """A number is in `unit`, or ms as in Mooncake's traces; text is a date, as in Azure's."""
-    name = next((name for name in ARRIVAL if name in record), None)
-    if name is None:
-        return None
+def _arrival_s(path: str, number: int, record: Record, unit: TraceUnit | None) -> tuple[float | None, str | None]:
+    """A number is in `unit`, or ms as in Mooncake's traces; text is a date, as in Azure's. And which of both it is."""
+    for name in ARRIVAL:
+        if name in record:
+            break
+    else:
+        return None, None
     value = record[name]
     if type(value) in (int, float) and 0 <= value < 1e15:
         if unit is None and (type(value) is float or IN_SECONDS in record or value in SINCE_1970):
             raise wrong_line(
                 path, number, f"{name} is {quoted(value)}, which may be seconds or ms", "say --trace-unit s, or ms"
             )
-        return float(value) / PER_S[unit or "ms"]
-    try:
-        if isinstance(value, str) and (found := DATE.fullmatch(value)):
-            day, time, fraction, zone = found.groups()
-            whole = datetime.fromisoformat(f"{day}T{time}{(zone or 'Z').replace('Z', '+00:00')}")
-            return whole.timestamp() + float(f"0.{fraction or 0}")
-    except (ValueError, OverflowError):
-        pass
+        return value / PER_S[unit or "ms"], "number"
+    found = DATE.fullmatch(value) if type(value) is str else None
+    if found is not None:
+        minute, seconds, zone = found.groups()
+        try:
+            return _minute_s(minute, zone) + float(seconds), "date"
+        except (ValueError, OverflowError):
+            pass
     raise wrong_line(path, number, f"{name} is {quoted(value)}, neither ms nor a date", REMEDY)
+
+
+@lru_cache(maxsize=16)
+def _minute_s(minute: str, zone: str | None) -> float:
+    """Seconds since 1970 of `2023-11-16 18:15`, in UTC without a zone. Many requests come in one minute."""
+    return datetime.fromisoformat(f"{minute}:00{'+00:00' if zone in (None, 'Z') else zone}").timestamp()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from kvxfer.cost.lines import read_lines, wrong_line
 from kvxfer.cost.prefill_source import PrefillTimes
@@ -24,13 +24,18 @@ def read_prefill_times(path: str, extrapolate: bool) -> PrefillTimes:
     is no length and time, or a longer prompt takes no more time.
     """
     lines = read_lines(path, "--prefill-csv", REMEDY)
+    number, start = next(lines)
     unit = 1.0
-    if not lines[0][1][:1].isdigit():
-        unit = _unit(path, *lines.pop(0))
+    if start[:1].isdigit():
+        lines = chain([(number, start)], lines)
+    else:
+        unit = _unit(path, number, start)
     times: dict[int, list[float]] = {}
+    first_lines: dict[int, int] = {}
     for number, line in lines:
         tokens, ms = _length_and_time(path, number, line)
         times.setdefault(tokens, []).append(ms * unit)
+        first_lines.setdefault(tokens, number)
     if not times:
         raise wrong_line(path, 1, "nothing follows the header", REMEDY)
     points = [(tokens, _median(several)) for tokens, several in sorted(times.items())]
@@ -38,7 +43,7 @@ def read_prefill_times(path: str, extrapolate: bool) -> PrefillTimes:
         if more <= less:
             raise wrong_line(
                 path,
-                next(number for number, line in lines if _length_and_time(path, number, line)[0] == longer),
+                first_lines[longer],
                 f"{longer:,} tokens take {more:g} ms, and {shorter:,} tokens {less:g} ms",
                 "a longer prompt takes more; measure again, warm and with more repetitions",
             )

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.errors import UsageError
+from kvxfer.reading import open_to_read
 from kvxfer.wording import quoted, quoted_path
 
-LIMIT_MIB = 16
+LARGEST_CONFIG = 16 << 20
 """Real ones have some kilobytes. More is another kind of file, perhaps the weights."""
 
 
@@ -35,15 +36,11 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, name: str) -> bytes:
-    limit = LIMIT_MIB << 20
     try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
+        with open_to_read(path, LARGEST_CONFIG) as file:
+            return file.read()
     except OSError as error:
         raise _unreadable(name, f"cannot be read: {error.strerror or error}") from None
-    if len(data) > limit:
-        raise _unreadable(name, f"is larger than {LIMIT_MIB} MiB")
-    return data
 
 
 def _unreadable(name: str, why: str) -> UsageError:

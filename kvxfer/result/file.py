@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.errors import UnavailableError, UsageError
+from kvxfer.reading import open_to_read
 
 Result = dict[str, Any]
 
@@ -150,14 +151,8 @@ def _not_written(name: str, error: OSError) -> UnavailableError:
 
 def _parse(name: str) -> Result:
     try:
-        with open(name, "rb") as file:
-            data = file.read(LARGEST_RESULT + 1)
-        if len(data) > LARGEST_RESULT:
-            raise UsageError(
-                f"'{name}' has more than {LARGEST_RESULT >> 20} MiB, the most that is read of a result; give a "
-                "file that --json wrote, of fewer rows if this is one"
-            )
-        text = data.decode("utf-8")
+        with open_to_read(name, LARGEST_RESULT) as file:
+            text = file.read().decode("utf-8")
     except OSError as error:
         raise UsageError(f"cannot read '{name}': {error.strerror}; give a file that --json wrote") from error
     except ValueError as error:

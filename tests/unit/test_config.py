@@ -262,7 +262,7 @@ def test_heads_that_do_not_divide() -> None:
         (b"\xff\xfe\x00", "not UTF-8"),
         (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
         (b'{"a": ' + b"9" * 10_000 + b"}", "too many digits"),
-        (b" " * ((16 << 20) + 1), "larger than 16 MiB"),
+        (b" " * ((16 << 20) + 1), "more than 16 MiB"),
     ],
     ids=["empty", "comma", "list", "null", "binary", "deep", "digits", "large"],
 )

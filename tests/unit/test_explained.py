@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import pytest
 from test_prometheus import TEXT
 from test_vllm_log import LINE as VLLM_LINE
 
-from kvxfer import explained, plan
+from kvxfer import explained, plan, reading
 
 LINE = "bytes=328204288,descriptors=40064,ms=173.8,post_ms=129.1"
 
@@ -189,6 +190,18 @@ def test_at_the_ends_of_the_ranges_all_is_finite(
         json.loads(told.out, parse_constant=pytest.fail)
     else:
         assert status == 2, told.err
+
+
+def test_a_fifo_that_nobody_writes_to_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reading, "PIPE_S", 0.2)
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    for option in ("--observed", "--lengths", "--prefill-csv", "--measured", "--model"):
+        told = refused(capsys, option, str(path))
+        assert str(path) in told
+        assert "it is no regular file, and has not ended within 0.2 s" in told
 
 
 def test_wrong_urls_are_one_error(capsys: pytest.CaptureFixture[str]) -> None:

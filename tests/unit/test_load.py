@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from kvxfer.cost import lines
 from kvxfer.cost.load import DRAWN, Load
 from kvxfer.cost.load_file import TraceUnit, read_load
 from kvxfer.errors import UsageError
@@ -37,7 +39,7 @@ def read(tmp_path: Path, text: str, unit: TraceUnit | None = None) -> Load:
 
 def test_lengths_one_a_line(tmp_path: Path) -> None:
     load = read(tmp_path, "512\n\n 8192 \n2048\n")
-    assert load.prompts == [512, 8192, 2048]
+    assert list(load.prompts) == [512, 8192, 2048]
     assert load.requests_per_s is None
     assert load.mean_output is None
     assert "3 lengths of" in load.source
@@ -45,8 +47,8 @@ def test_lengths_one_a_line(tmp_path: Path) -> None:
 
 def test_a_trace_as_mooncakes(tmp_path: Path) -> None:
     load = read(tmp_path, "\n".join(map(json.dumps, MOONCAKE)))
-    assert load.prompts == [6755, 7322, 100]
-    assert load.arrivals_s == [0, 3, 4]
+    assert list(load.prompts) == [6755, 7322, 100]
+    assert list(load.arrivals_s) == [0, 3, 4]
     assert load.requests_per_s == pytest.approx(0.5)
     assert load.mean_output == 330
     assert load.burstiness == pytest.approx(0.5)
@@ -54,9 +56,9 @@ def test_a_trace_as_mooncakes(tmp_path: Path) -> None:
 
 def test_a_trace_as_azures_in_csv_and_in_order_of_arrival(tmp_path: Path) -> None:
     load = read(tmp_path, AZURE)
-    assert load.prompts == [374, 879, 396]
-    assert load.arrivals_s == pytest.approx([0, 2, 4.314579])
-    assert load.outputs == [44, 55, 109]
+    assert list(load.prompts) == [374, 879, 396]
+    assert list(load.arrivals_s) == pytest.approx([0, 2, 4.314579])
+    assert list(load.outputs) == [44, 55, 109]
 
 
 def test_azures_names_in_json_lines(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_numbers_have_the_unit_that_is_said(tmp_path: Path) -> None:
     assert read(tmp_path, qwen, "s").requests_per_s == pytest.approx(1)
     assert read(tmp_path, qwen, "ms").requests_per_s == pytest.approx(1000)
     assert read(tmp_path, mooncake, "ms") == read(tmp_path, mooncake)
-    assert read(tmp_path, '{"input_length": 1, "timestamp": 0.5}', "s").prompts == [1]
+    assert read(tmp_path, '{"input_length": 1, "timestamp": 0.5}', "s").prompts[0] == 1
     assert read(tmp_path, AZURE, "ms").arrivals_s == read(tmp_path, AZURE).arrivals_s  # a date has none
 
 
@@ -93,7 +95,7 @@ def test_numbers_that_may_be_seconds_are_asked_about(text: str, tmp_path: Path) 
 
 def test_a_trace_may_lack_times_and_answers(tmp_path: Path) -> None:
     load = read(tmp_path, '{"input_length": 5}\n{"input_length": 6}\n')
-    assert (load.outputs, load.arrivals_s) == ([], [])
+    assert (len(load.outputs), len(load.arrivals_s)) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +133,49 @@ def test_wrong_files_are_named_by_line(text: str, told: str, tmp_path: Path) -> 
         read(tmp_path, text)
     assert told in str(error.value)
     assert "give a prompt length on each line" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            '{"input_length": 5, "timestamp": 1}\n{"input_length": 5, "timestamp": "2024-05-10 00:00:00"}\n',
+            "line 2: the timestamp is a date, and the first request's a number; give one kind",
+        ),
+        (
+            '{"input_length": 5, "timestamp": "2024-05-10 00:00:00"}\n{"input_length": 5, "timestamp": 1}\n',
+            "line 2: the timestamp is a number, and the first request's a date; give one kind",
+        ),
+    ],
+)
+def test_timestamps_are_all_of_one_kind(text: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        read(tmp_path, text)
+    assert told in str(error.value)
+
+
+def test_a_file_is_kept_as_numbers_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 20_000
+    lengths = "".join(f"{number}\n" for number in range(1, count + 1))
+    trace = "".join(f'{{"timestamp": {number}, "input_length": 9}}\n' for number in range(count))
+    for text, each in ((lengths, 4), (trace, 12)):
+        path = tmp_path / "load"
+        path.write_text(text)
+        tracemalloc.start()
+        read_load(str(path))
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 2.5 * each * count + (1 << 18)  # while an array grows there are two; and the file's buffers
+    monkeypatch.setattr(lines, "MOST_LINES", count - 1)
+    with pytest.raises(UsageError, match=r"line 20000: more than 19,999 lines are not read; give a part"):
+        read_load(str(path))
+    monkeypatch.setattr(lines, "LONGEST_LINE", 10)
+    with pytest.raises(UsageError, match=r"line 1: it has \d\d characters"):
+        read_load(str(path))
+
+
+def test_a_byte_order_mark_and_line_ends_of_windows(tmp_path: Path) -> None:
+    assert list(read(tmp_path, "\ufeff512\r\n1024\r\n").prompts) == [512, 1024]
 
 
 def test_percentiles_and_quantiles() -> None:

@@ -865,7 +865,7 @@ def test_a_file_without_end_is_refused(option: str, capsys: Captured, monkeypatc
     monkeypatch.setattr(lines, "LARGEST_FILE", 1 << 20)
     monkeypatch.setattr(file, "LARGEST_RESULT", 1 << 20)
     told = refused(capsys, option, "/dev/zero")
-    assert "'/dev/zero' has more than 1 MiB" in told
+    assert "'/dev/zero': it has more than 1 MiB" in told
     assert "; give " in told
 
 
