@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from kvxfer.measure.run import Outcome, Request
     from kvxfer.measure.session import Session
 
+FIT_SECONDS = "150"
+
 OPS: dict[str, list[Op]] = {"push": ["push"], "pull": ["pull"], "both": ["push", "pull"]}
 
 
@@ -54,13 +56,13 @@ def command(
         ),
     ] = "off",
     compute: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="timed|spin[:MS]|layers",
             help="what --pipeline computes: a layer takes MS [the assumed prefill's], with the CPU free or a core "
-            "held; or real layers, in torch",
+            "held; or real layers, in torch [timed]",
         ),
-    ] = "timed",
+    ] = None,
     measure_prefill: Annotated[
         bool,
         typer.Option("--measure-prefill", help="time the prefill here: the model's layers at true widths, in torch"),
@@ -76,8 +78,9 @@ def command(
         bool, typer.Option("--fit", help="then fit a cost model up to the longest prompt, on requests of its own")
     ] = False,
     fit_seconds: Annotated[
-        str, typer.Option(metavar="S", help="about so long for each cost model (a backend, dtype and op)")
-    ] = "150",
+        str | None,
+        typer.Option(metavar="S", help=f"about so long for each cost model (a backend, dtype and op) [{FIT_SECONDS}]"),
+    ] = None,
     min_samples: Annotated[str, typer.Option(metavar="N", help="fewest samples before a row may end early")] = "20",
     setup_repeats: Annotated[str, typer.Option(metavar="N", help="fresh process pairs per row")] = "5",
     verify: Annotated[
@@ -118,7 +121,7 @@ def command(
         "setup_repeats": parse_int(setup_repeats, "--setup-repeats", high=1000),
         "verify": parse_choice(verify, "--verify", ["full", "sample", "off"]),
     }
-    seconds = parse_float(fit_seconds, "--fit-seconds", 0, 86_400, above_low=True)
+    seconds = _fit_seconds(fit_seconds, fit)
 
     # What is heavy to import comes only now, so that --help and wrong usage answer at once.
     from kvxfer.backend.probe import ALL, MEASURES_NOTHING, choose_backends
@@ -145,7 +148,7 @@ def command(
         leave_out=backend.strip().lower() == ALL,
         pipelining=pipelining,
     )
-    return _run(request, measure_prefill, seconds if fit else None, peer, key, server_key, json, quiet)
+    return _run(request, measure_prefill, seconds, peer, key, server_key, json, quiet)
 
 
 def _rows(
@@ -174,7 +177,16 @@ def _rows(
     return rows
 
 
-def _pipelining(asked: Asked, pipeline: str, compute: str, inflight: int) -> Pipelining | None:
+def _fit_seconds(text: str | None, fit: bool) -> float | None:
+    """None: there is no fit."""
+    if fit:
+        return parse_float(FIT_SECONDS if text is None else text, "--fit-seconds", 0, 86_400, above_low=True)
+    if text is not None:
+        raise UsageError("--fit-seconds says how long --fit measures, and there is none; give both or neither")
+    return None
+
+
+def _pipelining(asked: Asked, pipeline: str, compute: str | None, inflight: int) -> Pipelining | None:
     """What --pipeline and --compute ask for; a layer's compute is, unless given, its share of the assumed prefill."""
     from kvxfer.cost.measured import ASSUMED_COMPUTE
     from kvxfer.cost.ratio import ratio_rows
@@ -183,9 +195,11 @@ def _pipelining(asked: Asked, pipeline: str, compute: str, inflight: int) -> Pip
 
     layers = len(asked.spec(asked.dtypes[0]).kinds)
     cuts = parse_pipeline(pipeline, layers, asked.tokens)
-    kind, layer_ms = parse_compute(compute)
     if cuts is None:
+        if compute is not None:
+            raise UsageError("--compute says what --pipeline computes, and there is none; give both or neither")
         return None
+    kind, layer_ms = parse_compute("timed" if compute is None else compute)
     if inflight > 1:
         raise UsageError("--pipeline measures one request at a time; leave out --inflight")
     if kind == "layers":

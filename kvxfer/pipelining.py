@@ -28,42 +28,37 @@ def parse_pipeline(text: str, layers: int, tokens: Sequence[int]) -> tuple[Cut, 
         return None
     if word in ("sweep", "all"):
         return tuple(Cut(count) for count in (sweep(layers) if word == "sweep" else range(1, layers + 1)))
-    cuts = tuple(dict.fromkeys(_cut(one, layers) for one in split_list(text, "--pipeline")))
-    for cut in cuts:
-        most = max(
-            -(-layers // cut.layers) * (1 if cut.chunk_tokens is None else -(-count // cut.chunk_tokens))
-            for count in tokens
-        )
-        if most > MOST_SENDS:
-            raise UsageError(
-                f"--pipeline {cut} cuts a prompt of {max(tokens)} tokens into {most:,} sends, and a request has at "
-                f"most {MOST_SENDS:,}; give more layers or longer chunks"
-            )
-    return cuts
-
-
-def _cut(word: str, layers: int) -> Cut:
-    found = re.fullmatch(r"([0-9]{1,9})(?:x([0-9]{1,9}))?", word.lower())
-    if found is None or not 1 <= int(found[1]) <= layers or (found[2] is not None and int(found[2]) < 1):
-        raise UsageError(
-            f"--pipeline {quoted(word)} is not allowed: give off, sweep, all, or layers per send from 1 to {layers} "
-            "(the model's), with xTOKENS for chunks of the prompt, such as 4 or 4x2048"
-        )
-    return Cut(int(found[1]), None if found[2] is None else int(found[2]))
+    words = split_list(text, "--pipeline")
+    return tuple(dict.fromkeys(_cut(one, layers, tokens, "give off, sweep, all") for one in words))
 
 
 def parse_one_cut(text: str, layers: int, longest: int) -> Cut | Literal["best"] | None:
     """The cut that plan's `--pipeline` asks for of prompts up to so many tokens; None: off. Raises UsageError."""
     word = text.strip().lower()
-    if word == "best":
-        return "best"
-    if word in ("sweep", "all") or "," in word:
+    if word == "off":
+        return None
+    return "best" if word == "best" else _cut(word, layers, [longest], "plan looks at one cut; give off, best")
+
+
+def _cut(word: str, layers: int, tokens: Sequence[int], others: str) -> Cut:
+    """`others` says what else the option may be."""
+    found = re.fullmatch(r"([0-9]{1,9})(?:x([0-9]{1,9}))?", word.lower())
+    if found is None or not 1 <= int(found[1]) <= layers or (found[2] is not None and int(found[2]) < 1):
         raise UsageError(
-            f"--pipeline {quoted(text)} is not allowed: plan looks at one cut; give off, best, or layers per send from "
-            f"1 to {layers} (the model's), with xTOKENS for chunks of the prompt, such as 4 or 4x2048"
+            f"--pipeline {quoted(word)} is not allowed: {others}, or layers per send from 1 to {layers} (the model's), "
+            "with xTOKENS for chunks of the prompt, such as 4 or 4x2048"
         )
-    cuts = parse_pipeline(text, layers, [longest])
-    return None if cuts is None else cuts[0]
+    cut = Cut(int(found[1]), None if found[2] is None else int(found[2]))
+    most = max(
+        -(-layers // cut.layers) * (1 if cut.chunk_tokens is None else -(-count // cut.chunk_tokens))
+        for count in tokens
+    )
+    if most > MOST_SENDS:
+        raise UsageError(
+            f"--pipeline {cut} cuts a prompt of {max(tokens)} tokens into {most:,} sends, and a request has at most "
+            f"{MOST_SENDS:,}; give more layers or longer chunks"
+        )
+    return cut
 
 
 def chunk_notices(cuts: Sequence[Cut], tokens: Sequence[int]) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvxfer import bench
 from kvxfer.cache.layout import Ranks
 from kvxfer.cache.leaving import Leaving
 from kvxfer.cache.plan import Segment, TransferPlan, transfer_plan
@@ -19,7 +20,7 @@ from kvxfer.model.families.mamba2 import Mamba2
 from kvxfer.model.layers import AttentionAndState, FullAttention, State
 from kvxfer.model.presets import load_model
 from kvxfer.model.shape import ModelShape
-from kvxfer.pipelining import parse_compute, parse_pipeline
+from kvxfer.pipelining import parse_compute, parse_one_cut, parse_pipeline
 
 
 def row_of(model: str, tokens: int, block_size: int = 16, **more: object) -> Row:
@@ -189,6 +190,33 @@ def test_options() -> None:
 def test_cuts_that_make_no_sense_are_refused(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says.replace("(", r"\(")):
         parse_pipeline(text, 32, [512])
+
+
+@pytest.mark.parametrize("text", ["x", "0", "33", "4x0", "sweep", "all", "1,2", ""])
+def test_plan_is_offered_what_it_takes(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_one_cut(text, 32, 512)
+    assert f"--pipeline '{text}' is not allowed: plan looks at one cut; give off, best, or layers" in str(error.value)
+    assert (parse_one_cut("Off", 32, 512), parse_one_cut(" best", 32, 512)) == (None, "best")
+    assert parse_one_cut("4x256", 32, 512) == Cut(4, 256)
+    with pytest.raises(UsageError, match="into 16,384 sends"):
+        parse_one_cut("1x1", 32, 512)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--compute", "spin:2"], "--compute says what --pipeline computes, and there is none"),
+        (["--compute", "timed", "--pipeline", "off"], "--compute says what --pipeline computes, and there is none"),
+        (["--fit-seconds", "9"], "--fit-seconds says how long --fit measures, and there is none"),
+    ],
+)
+def test_what_bench_would_not_look_at_is_refused(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(["--backend", "tcp", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{says}; give both or neither" in line
 
 
 @pytest.mark.parametrize("text", ["gpu", "layers:2", "timed:", "timed:x", "spin:-1", "timed:1e99", ""])
