@@ -13,7 +13,6 @@ takes, in the mean, T / n or what it occupies the path for, whichever is more.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,6 +22,11 @@ from kvxfer.wording import quoted
 
 Form = Literal["sum", "overlap"]
 FORMS: tuple[Form, ...] = ("sum", "overlap")
+
+LARGEST_FIGURE = 1e18
+"""Of a result: 30 years in ns, a billion GB."""
+RATES_GBYTE_S = (1e-9, 1e9)
+"""A byte per second; and where a fit says that bytes take no time."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +86,21 @@ class CostModel:
 
 
 def finite(value: Any) -> float:
-    """Raises ValueError: JSON has numbers, such as 1e999, that are too large for one."""
+    """Raises ValueError: JSON has numbers, such as 1e999, that are too large for one, and others that no figure has."""
     number = float(value)
-    if not math.isfinite(number):
+    if not abs(number) <= LARGEST_FIGURE:
         raise ValueError
     return number
 
 
 def ns_per_byte(gbyte_s: Any) -> float:
-    """Of a rate in a result; 0 for null, where bytes take no time that shows."""
-    return 0.0 if gbyte_s is None else 1 / finite(gbyte_s)
+    """Of a rate in a result; 0 for null, where bytes take no time that shows. Raises ValueError for one of no path."""
+    if gbyte_s is None:
+        return 0.0
+    low, high = RATES_GBYTE_S
+    if not low <= gbyte_s <= high:
+        raise ValueError
+    return 1 / float(gbyte_s)
 
 
 def from_record(record: Mapping[str, Any]) -> CostModel:
