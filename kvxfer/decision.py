@@ -290,7 +290,10 @@ def _situation(service: Service, dtype: DType, path: PathCost | None) -> Situati
     if path is not None and (service.wants_measured if path.reached is None else path.reached < 1):
         assumed.add(REACH)
     if path is not None and path.pipelined is not None:
-        assumed.add(SENDS if not path.measured and service.asked.assumptions.sends_cost_nothing else MODEL)
+        if not path.measured and service.asked.assumptions.sends_cost_nothing:
+            assumed.add(SENDS)
+        elif path.exposed_ms is None:  # else pipelining was measured as well
+            assumed.add(MODEL)
     if not offered.chunks_given:
         assumed.add(CHUNKS)
     if not offered.cluster.decodes_alike:

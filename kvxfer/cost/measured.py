@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from kvxfer.cost.model import finite
+from kvxfer.cost.model import finite, ns_per_byte
 from kvxfer.cost.pipeline import Link, Span
 from kvxfer.errors import UsageError
 from kvxfer.result.cold import COLD_PHASES
@@ -135,10 +135,9 @@ def _sends(row: Mapping[str, Any]) -> Link | None:
         return None
     try:
         model, layers = pipeline["model"], pipeline["compute"]["layers"]
-        latency_ns, occupancy_ns, gbyte_s = (
-            finite(model[name]) for name in ("latency_ns", "occupancy_ns", "bandwidth_gbyte_s")
-        )
-        if min(latency_ns, occupancy_ns) < 0 or gbyte_s <= 0:
+        latency_ns, occupancy_ns = (finite(model[name]) for name in ("latency_ns", "occupancy_ns"))
+        gbyte_s = 1 / ns_per_byte(model["bandwidth_gbyte_s"])
+        if min(latency_ns, occupancy_ns) < 0:
             raise ValueError
         return Link(latency_ns, occupancy_ns, gbyte_s, reach=Span((row["bytes"] / layers, row["bytes"])))
     except (TypeError, KeyError, ValueError, ArithmeticError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from kvxfer.cost.observed_ranges import RANGES
 from kvxfer.cost.prometheus import Scraped
 from kvxfer.cost.terms import Observation
 from kvxfer.errors import UsageError
@@ -78,6 +79,7 @@ def _read(line: str, source: str) -> Scraped:
     observation = Observation(
         mean, size * MIB if size else None, descriptors or None, post or None, source="vLLM's log"
     )
+    _require_sensible(observation, source)
     of = "" if count is None else f" of {count:,.0f} transfers"
     notices = [f"the mean{of} in one interval of vLLM's log, whose MB are 2^20 bytes"]
     if tail:
@@ -87,6 +89,14 @@ def _read(line: str, source: str) -> Scraped:
                 "their mean is above that: a few very long ones carry it, such as first requests with set-up"
             )
     return Scraped(observation, round(count or 1), notices)
+
+
+def _require_sensible(observation: Observation, source: str) -> None:
+    """Raises UsageError of a figure that no transfer has."""
+    for name, (low, high) in RANGES.items():
+        value = getattr(observation, name)
+        if value is not None and not low <= value <= high:
+            raise UsageError(f"{source}: {name} would be {value:g}, and it is from {low:g} to {high:g}")
 
 
 def _figure(text: str, name: str, source: str) -> float | None:

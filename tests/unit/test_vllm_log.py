@@ -75,3 +75,8 @@ def test_a_mean_above_the_tail_is_told() -> None:
 def test_a_line_that_tells_of_none_is_one_error(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         read_log(text, "line")
+
+
+def test_what_no_transfer_takes_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="ms would be 1e-09, and it is from 1e-06 to 1e"):
+        read_log("KV Transfer metrics: Num successful transfers=1, Avg xfer time (ms)=1e-9", "here")

@@ -1,0 +1,45 @@
+"""What a row's own pipelining says of its sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from example_result import example_result
+
+from kvxfer.cost.measured import measured_rows
+from kvxfer.errors import UsageError
+
+MODEL = {"latency_ns": 1e4, "occupancy_ns": 2e4, "bandwidth_gbyte_s": 5.0}
+COMPUTE = {"source": "assumed prefill (full)", "layers": 80, "layer_ns": 1000}
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    (first, *_) = example_result()["results"]
+    cuts = [{"cut": "80", "exposed_ns": 5}]
+    pipeline = {"compute": COMPUTE, "cuts": cuts, "best": {"cut": "80"}, "model": MODEL} | changes
+    return first | {"pipeline": pipeline}
+
+
+def test_they_are_told_from_one_layer_to_all_of_them() -> None:
+    (found,) = measured_rows([row()], "network")
+    assert found.sends is not None
+    assert (found.sends.latency_ns, found.sends.occupancy_ns, found.sends.gbyte_s) == (1e4, 2e4, 5.0)
+    assert found.sends.reach is not None
+    assert found.sends.reach.bytes == (found.bytes / 80, found.bytes)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        7,
+        {},
+        MODEL | {"latency_ns": -1},
+        MODEL | {"bandwidth_gbyte_s": 0},
+        MODEL | {"bandwidth_gbyte_s": 5e-324},
+        MODEL | {"bandwidth_gbyte_s": "fast"},
+    ],
+)
+def test_a_damaged_model_is_refused_by_name(damage: Any) -> None:
+    with pytest.raises(UsageError, match=r"row 'tcp-512' has pipeline.model"):
+        measured_rows([row(model=damage)], "network")
