@@ -111,7 +111,7 @@ def service_of(asked: Asked, offered: Offered, measurement: Measurement | None, 
         for dtype in asked.dtypes:
             costs, without = _measured_paths(asked, offered, source, dtype, pools, measurement or Measurement(), ratio)
             own = not asked.assumptions.links_shared
-            traffic = _traffic(asked, offered, source, dtype, pools, _on_a_link, own)
+            traffic = _traffic(asked, offered, source, dtype, pools, own)
             paths[dtype.name] = costs or line_rate_paths(traffic)
             unused += without
     return Service(asked, offered, sources, pools, modes, paths, measurement is not None, unused)
@@ -159,6 +159,15 @@ def verdict_record(service: Service) -> Record:
     }
 
 
+def pool_notices(service: Service) -> list[str]:
+    """What of the pools is left out for want of their size."""
+    cluster = service.pools.cluster
+    if service.offered.load.requests_per_s is None or len(cluster.engines) != 1:
+        return []
+    other = "decode" if "prefill" in cluster.engines else "prefill"
+    return [f"how busy the paths of {other}'s engines would be is not known, and not counted: --{other}-gpus"]
+
+
 def unused_notices(service: Service) -> list[str]:
     """A sentence about each measured path that is not used."""
     load = service.offered.load
@@ -197,7 +206,7 @@ def _measured_paths(
     ratio: Sequence[Record],
 ) -> tuple[list[PathCost], list[Path]]:
     """What was measured or fitted between two hosts: what that costs the load, and what reaches no prompt of it."""
-    traffic = _traffic(asked, offered, source, dtype, pools, _moved, own_links=False)
+    traffic = _traffic(asked, offered, source, dtype, pools, own_links=False)
     exposed = {
         entry["of"]: entry.get("exposed_ms")
         for row in ratio
@@ -226,10 +235,9 @@ def _traffic(
     source: PrefillSource,
     dtype: DType,
     pools: Pools,
-    sizes: Callable[[Asked, DType], BytesOf],
     own_links: bool,
 ) -> Traffic:
-    """`sizes` tells which of the bytes that move count; with own_links every rank's go over a link of its own."""
+    """With own_links every rank's bytes go over a link of its own."""
     pipelining = None
     if offered.cut is not None:
         pipelining = Pipelining(
@@ -243,7 +251,7 @@ def _traffic(
         )
     return Traffic(
         dtype=dtype.name,
-        sizes=cache(sizes(asked, dtype)),
+        sizes=cache(_moved(asked, dtype)),
         pieces=cache(asked.pieces(dtype, offered.regions, offered.fragmentation)),
         on_links=cache(asked.on_links(dtype, offered.regions, offered.fragmentation)),
         link_sides=asked.link_sides(dtype, offered.regions, own_links),
@@ -268,14 +276,6 @@ def _moved(asked: Asked, dtype: DType) -> BytesOf:
     return of_prompt
 
 
-def _on_a_link(asked: Asked, dtype: DType) -> BytesOf:
-    """Bytes of a prompt on one link."""
-    wire = asked.wire(dtype)
-    if wire is None or asked.assumptions.links_shared:
-        return _moved(asked, dtype)
-    return lambda tokens: wire(tokens).busiest_rank_bytes
-
-
 def _situation(service: Service, dtype: DType, path: PathCost | None) -> Situation:
     offered, source = service.offered, service.source
     assumed = set()
@@ -292,7 +292,7 @@ def _situation(service: Service, dtype: DType, path: PathCost | None) -> Situati
     if path is not None and path.pipelined is not None:
         if not path.measured and service.asked.assumptions.sends_cost_nothing:
             assumed.add(SENDS)
-        elif path.exposed_ms is None:  # else pipelining was measured as well
+        else:
             assumed.add(MODEL)
     if not offered.chunks_given:
         assumed.add(CHUNKS)

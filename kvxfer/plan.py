@@ -31,6 +31,7 @@ from kvxfer.decision import (
     layers_refused,
     pipelining_notices,
     plan_record,
+    pool_notices,
     service_of,
     unused_notices,
     verdict_record,
@@ -176,6 +177,7 @@ def plan_document(request: Request, words: Sequence[str], wants_measured: bool =
         "verdict": None if one_host else verdict_record(service),
         "notices": [
             *_notices(request, rows, wires if wants_measured else {}, service.source),
+            *pool_notices(service),
             *unused_notices(service),
             *pipelining_notices(service),
         ],

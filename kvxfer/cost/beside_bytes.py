@@ -39,23 +39,30 @@ def line_rate_notices(
         )
     if pieces and not (alpha_ms and gamma_us):
         notices += [
-            _may_add(tokens, pieces[tokens], prefill_ms[tokens], fitted)
+            _may_add(assumptions, tokens, pieces[tokens], prefill_ms[tokens], fitted)
             for tokens in sorted({min(pieces), max(pieces)})
             if pieces[tokens]
         ]
     return notices
 
 
-def _may_add(tokens: int, pieces: float, prefill_ms: float, fitted: Sequence[Fitted]) -> str:
+def _may_add(assumptions: Assumptions, tokens: int, pieces: float, prefill_ms: float, fitted: Sequence[Fitted]) -> str:
+    """Of what was not given."""
+    told = f"{tokens:,} tokens in {pieces:,.0f} pieces, whose prefill takes {_ms(prefill_ms)} ms"
+    if assumptions.gamma_us:
+        shown = [_added(alpha_us, 0.0, whose, 0.0, prefill_ms) for alpha_us, _, whose in _fits(fitted)]
+        return f"α may add to {told}: {'; '.join(shown)}"
     low_ms, high_ms = (us * pieces / 1e3 for us in USUAL_POSTING_US)
-    shown = [_added(*one, pieces, prefill_ms) for one in _fits(fitted)]
+    shown = [
+        _added(0.0 if assumptions.fixed_ms else alpha_us, gamma_us, whose, pieces, prefill_ms)
+        for alpha_us, gamma_us, whose in _fits(fitted)
+    ]
     shown.append(
         f"{_ms(low_ms)} … {_ms(high_ms)} ms ({_percent(low_ms, prefill_ms)} … {_percent(high_ms, prefill_ms)}) for the "
         f"pieces alone where each takes {USUAL_POSTING_US[0]:g} … {USUAL_POSTING_US[1]:g} µs, as is reported of vLLM "
         "with NIXL"
     )
-    told = f"{tokens:,} tokens in {pieces:,.0f} pieces, whose prefill takes {_ms(prefill_ms)} ms"
-    return f"α and γ may add to {told}: {'; '.join(shown)}"
+    return f"{'γ' if assumptions.fixed_ms else 'α and γ'} may add to {told}: {'; '.join(shown)}"
 
 
 def _fits(fitted: Sequence[Fitted]) -> list[tuple[float, float, str]]:
@@ -75,7 +82,8 @@ def _fits(fitted: Sequence[Fitted]) -> list[tuple[float, float, str]]:
 def _added(alpha_us: float, gamma_us: float, whose: str, pieces: float, prefill_ms: float) -> str:
     added_ms = (alpha_us + gamma_us * pieces) / 1e3
     share = _percent(added_ms, prefill_ms)
-    return f"{_ms(added_ms)} ms ({share} of that) by {whose} (α {alpha_us:.3g} µs, γ {gamma_us:.2g} µs)"
+    figures = [f"α {alpha_us:.3g} µs"] * bool(alpha_us) + [f"γ {gamma_us:.2g} µs"] * bool(gamma_us)
+    return f"{_ms(added_ms)} ms ({share} of that) by {whose} ({', '.join(figures)})"
 
 
 def _percent(ms: float, prefill_ms: float) -> str:

@@ -26,7 +26,7 @@ def doubts(rows: Iterable[Measured], fitted: Iterable[Fitted], layers: PrefillLa
         for (backend, op, doubt), tokens in against.items()
     ]
     found += [
-        f"beware of the cost model of {one.backend} {one.op}: others used the CPUs during {one.noisy_share:.0%} of its "
+        f"beware of the cost model of {one.backend} {one.op}: others used the CPUs during {one.noisy_share:.1%} of its "
         "requests (noisy); measure again on a quiet machine"
         for one in fitted
         if one.noisy_share

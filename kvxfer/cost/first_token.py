@@ -27,11 +27,28 @@ class FirstTokens:
 
 @dataclass(frozen=True)
 class Prefilled:
-    """A prompt in tokens that arrived at an engine, and was prefilled, so many ms after the first one came."""
+    """A prompt in tokens: when it arrived at an engine, and when its prefill began and was done, in ms of one clock."""
 
     tokens: int
     arrived_ms: float
+    begun_ms: float
     done_ms: float
+
+    @property
+    def wait_ms(self) -> float:
+        """For the engine."""
+        return self.begun_ms - self.arrived_ms
+
+
+@dataclass(frozen=True)
+class OnThePath:
+    """What a prompt's first token waits for a path, and how long of that it keeps the next one off it, in ms.
+
+    The rest is latency: the next one is on its way already.
+    """
+
+    waits_ms: float
+    holds_ms: float
 
 
 def first_tokens(times_ms: Sequence[float]) -> FirstTokens:
@@ -53,23 +70,29 @@ def prefilled(requests: Sequence[tuple[float, int]], takes_ms: Mapping[int, floa
     """What one engine makes of its requests, (arrival in ms, prompt) by arrival; `takes_ms` is the prefill of each."""
     free, found = 0.0, []
     for arrived, tokens in requests:
-        free = max(free, arrived) + takes_ms[tokens]
-        found.append(Prefilled(tokens, arrived, free))
+        begun = max(free, arrived)
+        free = begun + takes_ms[tokens]
+        found.append(Prefilled(tokens, arrived, begun, free))
     return found
 
 
-def crossed(queue: Sequence[Prefilled], path_ms: Mapping[int, float]) -> FirstTokens | None:
+def crossed(queue: Sequence[Prefilled], path: Mapping[int, OnThePath]) -> FirstTokens | None:
     """Of requests that cross a path one after another; None without any.
 
-    `path_ms` tells of some prompts how long the first token waits for the path, which then is held; between them a
-    line is drawn.
+    `path` tells it of some prompts, the shortest and the longest among them; between them a line is drawn.
     """
-    if not queue or not path_ms:
+    if not queue or not path:
         return None
-    points = sorted(path_ms.items())
-    waits = {tokens: on_the_line(points, tokens) for tokens in {one.tokens for one in queue}}
+    lengths = sorted(path)
+    waits = [(tokens, path[tokens].waits_ms) for tokens in lengths]
+    holds = [(tokens, path[tokens].holds_ms) for tokens in lengths]
+    of_prompt = {
+        tokens: (on_the_line(waits, tokens), on_the_line(holds, tokens)) for tokens in {one.tokens for one in queue}
+    }
     free, times = 0.0, []
     for one in queue:
-        free = max(free, one.done_ms) + waits[one.tokens]
-        times.append(free - one.arrived_ms)
+        waits_ms, holds_ms = of_prompt[one.tokens]
+        begun = max(free, one.done_ms)
+        free = begun + holds_ms
+        times.append(begun + waits_ms - one.arrived_ms)
     return first_tokens(times)

@@ -117,10 +117,10 @@ def _fitted(record: Any) -> Fitted:
             high=_at_an_end(model, record, 1),
             bytes=_range(record["valid"]["bytes"]),
             descriptors=_range(record["valid"]["descriptors"]),
-            held_out_percent=None if held_out is None else finite(held_out["median_percent"]),
+            held_out_percent=None if held_out is None else _from_zero(held_out["median_percent"]),
             one_rank=record.get("tp", ONE_RANK) == record.get("pp", ONE_RANK) == ONE_RANK,
             cold=_cold(record),
-            noisy_share=finite(record.get("noisy_share", 0)),
+            noisy_share=_interval([record.get("noisy_share", 0), 1])[0],
             **{name: _text(record[name]) for name in ("model", "dtype", "backend", "op", "scope")},
         )
     except (KeyError, TypeError, ValueError, IndexError, ArithmeticError) as error:
@@ -134,8 +134,7 @@ def _cold(record: Mapping[str, Any]) -> Cold | None:
     cold = record.get("cold")
     if cold is None:
         return None
-    low, high = map(finite, cold["spread"])
-    return Cold(cold_model(record), (low, high))
+    return Cold(cold_model(record), _interval(cold["spread"]))
 
 
 def cold_model(record: Mapping[str, Any]) -> CostModel:
@@ -148,8 +147,22 @@ def _at_an_end(model: CostModel, record: Mapping[str, Any], end: int) -> CostMod
     betas = [band["beta_gbyte_s"] for band in record["bands"]]
     rates = [None if beta is None else beta["ci95"][1 - end] for beta in betas]
     bands = tuple(replace(band, ns_per_byte=ns_per_byte(rate)) for band, rate in zip(model.bands, rates, strict=True))
-    alpha, gamma = (finite(record[name]["ci95"][end]) for name in ("alpha_ns", "gamma_ns"))
+    alpha, gamma = (_interval(record[name]["ci95"])[end] for name in ("alpha_ns", "gamma_ns"))
     return CostModel(model.form, alpha, gamma, bands)
+
+
+def _interval(ends: Sequence[Any]) -> tuple[float, float]:
+    low, high = map(_from_zero, ends)
+    if low > high:
+        raise ValueError
+    return low, high
+
+
+def _from_zero(value: Any) -> float:
+    number = finite(value)
+    if number < 0:
+        raise ValueError
+    return number
 
 
 def _range(ends: Sequence[Any]) -> tuple[int, int]:

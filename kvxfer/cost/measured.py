@@ -123,9 +123,9 @@ def _behind_ms(row: Mapping[str, Any]) -> float | None:
         layers, layer_ns = pipeline["compute"]["layers"], pipeline["compute"]["layer_ns"]
     except (TypeError, KeyError):
         raise _wrong(row, "pipeline", pipeline) from None
-    if type(layers) is not int or type(layer_ns) is not int or layers < 1 or layer_ns < 0:
+    if not all(type(one) is int and 0 <= one < 1 << 63 for one in (layers, layer_ns)) or layers < 1:
         raise _wrong(row, "pipeline.compute", pipeline["compute"])
-    return layers * layer_ns / 1e6
+    return float(layers * layer_ns / 1e6)
 
 
 def _sends(row: Mapping[str, Any]) -> Link | None:

@@ -137,7 +137,7 @@ def pools_of(
         busy = per_ms * sum(times[prompt] for prompt in load.prompts) / count
         if busy < FULL:
             queue = prefilled(load.requests(instances), times)
-            wait = sum(one.done_ms - one.arrived_ms - times[one.tokens] for one in queue) / len(queue)
+            wait = sum(one.wait_ms for one in queue) / len(queue)
     concurrency = None
     if rate and load.mean_output is not None and step_ms is not None:
         concurrency = rate * load.mean_output * step_ms / 1e3  # Little

@@ -11,7 +11,7 @@ from kvxfer.cache.layout import Side
 from kvxfer.cache.leaving import Weight
 from kvxfer.cache.sends import Cut
 from kvxfer.cost.assumptions import Assumptions
-from kvxfer.cost.first_token import FirstTokens, Prefilled, crossed, first_tokens_record
+from kvxfer.cost.first_token import FirstTokens, OnThePath, Prefilled, crossed, first_tokens_record
 from kvxfer.cost.fitted import Fitted
 from kvxfer.cost.load import Load
 from kvxfer.cost.measured import Measured
@@ -29,6 +29,8 @@ Sides = tuple[int, int]
 STANDING_FOR_ALL = 100
 """Prompt lengths that the transfer of a load is computed for."""
 
+SIDES: tuple[Side, Side] = ("prefill", "decode")
+
 NOTHING_MOVED = "null"
 """The backend that moves no bytes."""
 
@@ -37,11 +39,18 @@ NOTHING_MOVED = "null"
 class Busy:
     """The share of time that the load's sends hold the path of one engine, on the side where that is more.
 
-    side is None where both sides' paths are as busy.
+    side is None where both sides' paths are as busy. other is the share of the other side's; None where its engines are
+    not said.
     """
 
     share: float
     side: Side | None
+    other: float | None = None
+
+    @property
+    def both_overloaded(self) -> bool:
+        """Whether more engines of one side alone would not help."""
+        return self.share >= 1 and (self.side is None or (self.other is not None and self.other >= 1))
 
     def __str__(self) -> str:
         whose = "each engine of either side" if self.side is None else f"each {self.side} engine"
@@ -133,24 +142,28 @@ class Traffic:
         rate = self.load.requests_per_s
         if rate is None:
             return None
-        held_ns = {
-            tokens: [sum(carrier.holds_ns(*send) for send in link) for link in self._links(tokens, pipelined, whole)]
-            for tokens in {*self.prompts}
-        }
+        held_ns = {tokens: self._held_ns(carrier, pipelined, whole, tokens) for tokens in {*self.prompts}}
 
         def of_one(side: Side) -> float:
-            mine = {
-                tokens: max((ns for ns, sides in zip(held, self.link_sides, strict=False) if side in sides), default=0)
-                for tokens, held in held_ns.items()
-            }
-            mean_s = sum(mine[tokens] for tokens in self.prompts) / len(self.prompts) / 1e9
+            mean_s = sum(held_ns[tokens][side] for tokens in self.prompts) / len(self.prompts) / 1e9
             return rate / self.engines.get(side, 1) * mean_s
 
-        said: Sequence[Side] = [*self.engines] or ["prefill", "decode"]
+        said: Sequence[Side] = [*self.engines] or SIDES
         shares = {side: of_one(side) for side in said}
         side = max(said, key=lambda one: shares[one])
-        alike = max(shares.values()) <= min(shares.values()) * (1 + SAME)
-        return Busy(shares[side], None if alike and len(said) > 1 else side)
+        most, least = shares[side], min(shares.values())
+        alike = most <= least * (1 + SAME)
+        return Busy(most, None if alike and len(said) > 1 else side, least if len(said) > 1 else None)
+
+    def _held_ns(
+        self, carrier: Carrier, pipelined: Pipelined | None, whole: Callable[[int], Sequence[Weight]], tokens: int
+    ) -> dict[Side, float]:
+        """How long a prompt holds the busiest link of an engine of each side."""
+        held = [sum(carrier.holds_ns(*send) for send in link) for link in self._links(tokens, pipelined, whole)]
+        return {
+            side: max((ns for ns, sides in zip(held, self.link_sides, strict=False) if side in sides), default=0.0)
+            for side in SIDES
+        }
 
     def _links(
         self, tokens: int, pipelined: Pipelined | None, whole: Callable[[int], Sequence[Weight]]
@@ -162,21 +175,34 @@ class Traffic:
         return [[(send.bytes, send.descriptors) for send in sends] for sends in links]
 
     def first_tokens(
-        self, carrier: Carrier, busy: Busy | None, pipelined: Pipelined | None, transfers_ms: Mapping[int, float]
+        self,
+        carrier: Carrier,
+        busy: Busy | None,
+        pipelined: Pipelined | None,
+        whole: Callable[[int], Sequence[Weight]],
+        transfers_ms: Mapping[int, float],
     ) -> FirstTokens | None:
         """By what some prompts' transfers take, or what pipelining leaves of them; None where the path is too narrow.
 
-        What sends hide that are assumed to cost nothing does not count.
+        The next request of the same engine of prefill waits for its own links only. What sends hide that are assumed to
+        cost nothing does not count.
         """
         if busy is None or busy.share >= 1:
             return None
-        told = carrier.reach is not None or not self.assumptions.sends_cost_nothing
-        if self.pipelining is None or pipelined is None or not told:
-            return crossed(self.queue, transfers_ms)
-        crossing = Crossing(carrier, prompts=[], median=None, p99=None, listed=[])
-        cut = Cut(pipelined.layers_per_send, pipelined.chunk_tokens)
-        exposed = {tokens: self.pipelining.exposed_ms(crossing, tokens, cut) for tokens in transfers_ms}
-        return crossed(self.queue, exposed)
+        waits_ms = transfers_ms
+        if self.pipelining is not None and pipelined is not None:
+            if carrier.reach is not None or not self.assumptions.sends_cost_nothing:
+                crossing = Crossing(carrier, prompts=[], median=None, p99=None, listed=[])
+                cut = Cut(pipelined.layers_per_send, pipelined.chunk_tokens)
+                waits_ms = {tokens: self.pipelining.exposed_ms(crossing, tokens, cut) for tokens in transfers_ms}
+            else:
+                pipelined = None
+        holds_ms = {
+            tokens: self._held_ns(carrier, pipelined, whole, tokens)["prefill"] / 1e6 for tokens in transfers_ms
+        }
+        return crossed(
+            self.queue, {tokens: OnThePath(ms, min(ms, holds_ms[tokens])) for tokens, ms in waits_ms.items()}
+        )
 
     def pipelined(self, carrier: Carrier, reaches: Callable[[int], bool]) -> Pipelined | None:
         """What a carrier leaves exposed of the prompts that are reached; None where that was not asked for."""
@@ -195,7 +221,7 @@ class Traffic:
 
 
 def line_rate_paths(traffic: Traffic) -> list[PathCost]:
-    """One for each line rate that is assumed; the traffic's bytes are those on one link."""
+    """One for each line rate that is assumed."""
     prompts, load, assumptions = traffic.prompts, traffic.load, traffic.assumptions
     told = {*prompts, *(load.percentile(percent) for percent in (0, 50, 99, 100))}
     on_links = {prompt: traffic.on_links(prompt) for prompt in told}
@@ -221,7 +247,7 @@ def line_rate_paths(traffic: Traffic) -> list[PathCost]:
                 setup_ms=None,
                 busy=busy,
                 pipelined=pipelined,
-                first_tokens=traffic.first_tokens(carrier, busy, pipelined, times),
+                first_tokens=traffic.first_tokens(carrier, busy, pipelined, traffic.on_links, times),
             )
         )
     return paths
@@ -359,7 +385,8 @@ def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None])
     pipelined = None if sends is None else traffic.pipelined(sends, path.reaches)
     carrier = path.carrier if pipelined is None or sends is None else sends
     busy = traffic.busy(carrier, pipelined, traffic.together)
-    times = {tokens: path.transfer_ms(tokens) for tokens in reached} if share == 1 else {}
+    ends = traffic.load.percentile(0), traffic.load.percentile(100)
+    times = {tokens: path.transfer_ms(tokens) for tokens in (*reached, *ends)} if all(map(path.reaches, ends)) else {}
     return PathCost(
         dtype=traffic.dtype,
         path=path.named + (f", {share:.0%} of the prompts" if share < 1 else ""),
@@ -373,7 +400,7 @@ def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None])
         setup_ms=path.setup_ms(reached[-1]),
         busy=busy,
         pipelined=pipelined,
-        first_tokens=traffic.first_tokens(carrier, busy, pipelined, times),
+        first_tokens=traffic.first_tokens(carrier, busy, pipelined, traffic.together, times),
     )
 
 

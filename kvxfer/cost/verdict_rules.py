@@ -223,7 +223,7 @@ def _unheld(situation: Situation) -> Finding | None:
     path, prefill = situation.path, situation.pools.prefill_busy
     if path is not None and path.busy is not None and path.overloaded:
         why = f"the load takes {path.busy}, more than it can carry"
-        if path.busy.side is None:
+        if path.busy.both_overloaded:
             return Finding(False, why, _busy(path))
         return unknown(why, (f"--{path.busy.side}-gpus that hold the load, each engine with its path",), _busy(path))
     if prefill is not None and prefill >= 1:

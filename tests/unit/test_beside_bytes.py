@@ -136,6 +136,16 @@ def test_where_both_are_given_nothing_is_left_to_be_told(capsys: Captured) -> No
     assert not any("may add" in notice for notice in notices)
 
 
+def test_of_what_is_given_nothing_is_added_again(capsys: Captured) -> None:
+    for given, which, without in (
+        (["--fixed-ms", "50"], "γ may add", "α 62"),
+        (["--gamma-us", "2"], "α may add", "γ 0.25"),
+    ):
+        (notice,) = [one for one in planned(capsys, "--tokens", "512", *given)["notices"] if "may add" in one]
+        assert notice.startswith(which)
+        assert without not in notice
+
+
 def test_a_fit_of_the_measured_result_over_a_network_s_stack_is_told(tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps(example_result()))

@@ -47,7 +47,7 @@ def test_each_reason_names_backend_op_and_lengths(against: dict[str, Any], why: 
 def test_a_cost_model_and_real_layers_are_doubted_too() -> None:
     models = fitted_models([cost_model(), cost_model() | {"noisy_share": 0.0}])
     (sentence,) = doubts([], models, None)
-    assert "others used the CPUs during 25% of its requests" in sentence
+    assert "others used the CPUs during 25.0% of its requests" in sentence
     layers = PrefillLayers([(512, 10.0)], "float32", "here", False, 1, (0.5, 0.5))
     assert doubts([], [], layers) == []
     (sentence,) = doubts([], [], PrefillLayers([(512, 10.0)], "float32", "here", False, 1, (0.5, 0.5), noisy=True))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvxfer import plan
-from kvxfer.cost.first_token import Prefilled, crossed, first_tokens, prefilled
+from kvxfer.cost.first_token import OnThePath, Prefilled, crossed, first_tokens, prefilled
 
 Captured = pytest.CaptureFixture[str]
 
@@ -31,15 +31,21 @@ def printed(capsys: Captured, *argv: str) -> str:
 def test_a_queue_and_a_path_by_hand() -> None:
     """The second waits 80 ms for prefill, and is through the path 10 ms after the first, 230 ms after that came."""
     queue = prefilled([(0.0, 100), (20.0, 50), (300.0, 100)], {50: 50.0, 100: 100.0})
-    assert queue == [Prefilled(100, 0, 100), Prefilled(50, 20, 150), Prefilled(100, 300, 400)]
-    found = crossed(queue, {50: 10.0, 100: 120.0})
+    assert queue == [Prefilled(100, 0, 0, 100), Prefilled(50, 20, 100, 150), Prefilled(100, 300, 300, 400)]
+    assert [one.wait_ms for one in queue] == [0, 80, 0]
+    path = {50: OnThePath(10.0, 10.0), 100: OnThePath(120.0, 120.0)}
+    found = crossed(queue, path)
     assert found is not None
     assert (found.mean_ms, found.p99_ms) == (pytest.approx((220 + 210 + 220) / 3), None)
-    between = crossed([Prefilled(75, 0, 100)], {50: 10.0, 100: 120.0})
+    between = crossed([Prefilled(75, 0, 0, 100)], path)
     assert between is not None
     assert between.mean_ms == pytest.approx(100 + 65)
-    assert crossed([], {50: 10.0}) is None
+    assert crossed([], path) is None
     assert crossed(queue, {}) is None
+    hidden = {50: OnThePath(10.0, 2.0), 100: OnThePath(120.0, 20.0)}  # the rest is latency: nobody waits for it
+    found = crossed(queue, hidden)
+    assert found is not None
+    assert found.mean_ms == pytest.approx((220 + 140 + 220) / 3)
 
 
 def test_the_p99_takes_a_hundred_requests() -> None:
@@ -99,3 +105,30 @@ def test_what_pipelining_hides_counts_where_sends_cost_something(capsys: Capture
     assert free["first_token_mean_ms"] == pytest.approx(serial["first_token_mean_ms"])
     saved_ms = serial["median_ms"] - hidden["pipelined"]["median_ms"]
     assert hidden["first_token_mean_ms"] == pytest.approx(serial["first_token_mean_ms"] - saved_ms, rel=0.05)
+
+
+def test_latency_does_not_fill_a_path_that_is_hardly_busy(capsys: Captured) -> None:
+    """30 requests a second and 50 ms of latency each: the path is free again long before the next."""
+    argv = ["--model", "8b", "--tokens", "100", "--fixed-ms", "50", "--rate", "30", "--output-tokens", "100"]
+    found = planned(
+        capsys, *argv, "--decode-step-ms", "10", "--prefill-gpus", "4", "--decode-gpus", "4", "--link", "100"
+    )
+    (path,) = found["split"]
+    assert path["busy"] < 0.05
+    assert 50 < path["first_token_mean_ms"] < 60
+
+
+def test_a_prefill_engine_waits_for_its_own_links_and_not_for_those_of_decode(capsys: Captured) -> None:
+    """Four ranks to one: decode's one link takes four times as long as each of prefill's, of another engine each."""
+    argv = ["--model", "8b", "--rate", "26", "--prefill-gpus", "8", "--decode-gpus", "8", "--tokens", "8192"]
+    argv += ["--links", "per-rank", "--tp-prefill", "4", "--tp-decode", "1", "--prefill-tokens-per-s", "200000"]
+    found = planned(capsys, *argv, "--output-tokens", "100", "--decode-step-ms", "10", "--link", "100")
+    (path,) = found["split"]
+    assert path["busy"] < 0.3
+    assert path["first_token_mean_ms"] < 300
+
+
+def test_waits_are_never_negative(capsys: Captured) -> None:
+    argv = ["--model", "8b", "--tokens", "512", "--rate", "1e-6", "--eff-tflops", "1000000", "--prefill-gpus", "16"]
+    found = planned(capsys, *argv, "--decode-gpus", "16", "--output-tokens", "300", "--decode-step-ms", "20")
+    assert found["pools"]["prefill"]["wait_ms"] >= 0

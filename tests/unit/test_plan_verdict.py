@@ -915,3 +915,10 @@ def test_a_chunk_that_the_prefill_file_does_not_reach_leaves_the_target_open(tmp
         file.write_text("\n".join([*more, "1024,92.5", "8192,760"]))
         document = planned(capsys, *argv, "--itl-target-ms", "90")
         assert rule_of(document["verdict"]["cases"][0], "strict ITL")["holds"] is holds
+
+
+def test_a_side_whose_engines_are_not_said_is_said_to_be_left_out(capsys: Captured) -> None:
+    for one, other in (("prefill", "decode"), ("decode", "prefill")):
+        notices = planned(capsys, *ARTICLE, *SERVED, f"--{one}-gpus", "8")["notices"]
+        assert any(f"paths of {other}'s engines" in notice and f"--{other}-gpus" in notice for notice in notices)
+    assert not any("'s engines would be" in notice for notice in planned(capsys, *ARTICLE, *SERVED, *POOLS)["notices"])

@@ -164,11 +164,11 @@ def test_a_path_is_busy_with_what_each_send_costs_too() -> None:
 @pytest.mark.parametrize(
     ("engines", "expected"),
     [
-        ({"prefill": 8, "decode": 2}, Busy(0.4, "decode")),
-        ({"prefill": 2, "decode": 8}, Busy(0.4, "prefill")),
-        ({"prefill": 2, "decode": 2}, Busy(0.4, None)),
+        ({"prefill": 8, "decode": 2}, Busy(0.4, "decode", 0.1)),
+        ({"prefill": 2, "decode": 8}, Busy(0.4, "prefill", 0.1)),
+        ({"prefill": 2, "decode": 2}, Busy(0.4, None, 0.4)),
         ({"decode": 4}, Busy(0.2, "decode")),
-        ({}, Busy(0.8, None)),
+        ({}, Busy(0.8, None, 0.8)),
     ],
 )
 def test_the_side_with_fewer_engines_has_the_busier_paths(engines: dict[Side, int], expected: Busy) -> None:
@@ -264,7 +264,7 @@ def test_a_load_that_a_measurement_reaches_in_part_is_told_by_that_part() -> Non
 def test_first_tokens_are_told_of_a_load_whose_every_prompt_is_reached() -> None:
     """500 tokens that took 500 ms of prefill, and 100 of the path."""
     for prompts, mean_ms in ([500, 1000], 600), ([500, 9000], None):
-        traffic = replace(traffic_of(Load(prompts, "here", rate=0.01)), queue=[Prefilled(500, 0.0, 500.0)])
+        traffic = replace(traffic_of(Load(prompts, "here", rate=0.01)), queue=[Prefilled(500, 0.0, 0.0, 500.0)])
         (path,) = measured_paths([row(500, 100), row(1000, 300)])
         cost = path_cost(path, traffic, {})
         assert cost is not None
@@ -275,6 +275,16 @@ def test_first_tokens_are_told_of_a_load_whose_every_prompt_is_reached() -> None
 @pytest.mark.parametrize("prompts", [[499], [1001], [1, 10_000]])
 def test_a_measurement_that_does_not_reach_is_not_used(prompts: list[int]) -> None:
     assert cost_of([row(500, 100), row(1000, 300)], Load(prompts, "here")) is None
+
+
+def test_first_tokens_are_not_told_where_the_shortest_or_the_longest_prompt_is_not_reached() -> None:
+    """A few of many thousand are in none of the quantiles that stand for the load."""
+    load = Load([500] * 5000 + [90_000], "here", rate=0.01)
+    traffic = replace(traffic_of(load), queue=[Prefilled(90_000, 0.0, 0.0, 500.0)])
+    (path,) = measured_paths([row(500, 100), row(1000, 300)])
+    cost = path_cost(path, traffic, {})
+    assert cost is not None
+    assert (cost.reached, cost.first_tokens) == (1, None)
 
 
 def test_sends_are_as_the_longest_row_s_own_pipelining_found_them() -> None:

@@ -43,3 +43,9 @@ def test_they_are_told_from_one_layer_to_all_of_them() -> None:
 def test_a_damaged_model_is_refused_by_name(damage: Any) -> None:
     with pytest.raises(UsageError, match=r"row 'tcp-512' has pipeline.model"):
         measured_rows([row(model=damage)], "network")
+
+
+@pytest.mark.parametrize("field", ["layers", "layer_ns"])
+def test_numbers_that_no_row_has_are_refused(field: str) -> None:
+    with pytest.raises(UsageError, match=r"row 'tcp-512' has pipeline.compute"):
+        measured_rows([row(compute=COMPUTE | {field: 10**400}, model=MODEL)], "network")

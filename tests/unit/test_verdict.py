@@ -305,6 +305,8 @@ def test_nothing_speaks_for_a_split_that_cannot_hold_the_load(name: str) -> None
     assert found(rule.find(fewer), ["--decode-gpus that hold the load, each engine with its path"]) is None
     assert "100% of the time that the path of each decode engine has" in rule.find(fewer).why
     assert rule.find(fewer).numbers["busy_side"] == "decode"
+    both = replace(situation, path=replace(situation.path, busy=Busy(3.2, "decode", 1.6)))
+    assert found(fast_links(both)) is False  # more engines of decode alone would not do
     narrow = replace(situation, path=replace(situation.path, busy=Busy(1.0, None)))
     assert found(rule.find(narrow)) is False
     assert decide(narrow).answer == "no ground to split"
