@@ -137,11 +137,11 @@ def test_where_both_are_given_nothing_is_left_to_be_told(capsys: Captured) -> No
 
 
 def test_of_what_is_given_nothing_is_added_again(capsys: Captured) -> None:
-    for given, which, without in (
+    for options, which, without in (
         (["--fixed-ms", "50"], "γ may add", "α 62"),
         (["--gamma-us", "2"], "α may add", "γ 0.25"),
     ):
-        (notice,) = [one for one in planned(capsys, "--tokens", "512", *given)["notices"] if "may add" in one]
+        (notice,) = [one for one in planned(capsys, "--tokens", "512", *options)["notices"] if "may add" in one]
         assert notice.startswith(which)
         assert without not in notice
 
