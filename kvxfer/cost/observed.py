@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from kvxfer.cost import priors
-from kvxfer.cost.terms import TOLERANCES, Fit, Observation, Range, Term, Terms, fit, slow_posting_explains
+from kvxfer.cost.terms import OVERLAPPING, TOLERANCES, Fit, Observation, Range, Term, Terms, fit, slow_posting_explains
 from kvxfer.errors import UsageError
 
 SUSPICIOUS = 0.1
@@ -153,16 +153,16 @@ def _explained(one: Observation, terms: Terms, link: priors.Prior, slowest_gbit:
         measure = ["ms: how long the whole transfer takes, from its post to its completion"]
         return Explained(one, {"posting": terms["posting"]}, None, [], measure)
     terms = {name: term.within(Range(0.0, one.ms)) for name, term in terms.items()}
-    binds = _binding(one, terms)
-    if binds == "posting" and one.overlaps(link) and one.least_wire_ms(link) >= (one.post_ms or 0.0):
-        binds = None  # without it the wire alone would take as long
+    wins = _wins(one, terms, link)
+    most_fixed, _ = wins["fixed"]
+    binds = _binding_overlapped(one, link, most_fixed) if one.overlaps(link) else _binding(one, terms, most_fixed)
     least, most = terms["wire"].low, one.ms if one.overlaps(link) else terms["wire"].high
     if one.wire_ms is not None:
         least = most = one.wire_ms
     too_slow = binds == "wire" and _is_slow(one, least, slowest_gbit)
     may_be_slow = terms["wire"].high > WIDE * one.ms and _is_slow(one, most, slowest_gbit)
-    helps = _helps(_wins(one, terms, link), too_slow)
-    measure = _measurements(one, terms, binds, may_be_slow)
+    helps = _helps(wins, too_slow)
+    measure = _measurements(one, terms, binds, may_be_slow, one.overlaps(link))
     return Explained(one, terms, "wrong transport" if too_slow else binds, helps, measure)
 
 
@@ -171,16 +171,30 @@ def _is_slow(one: Observation, wire_ms: float, slowest_gbit: float) -> bool:
     return one.bytes is not None and one.bytes < SUSPICIOUS * slowest_gbit / priors.GBIT_PER_GBYTE * 1e6 * wire_ms
 
 
-def _binding(one: Observation, terms: Terms) -> Term | None:
+def _binding(one: Observation, terms: Terms, most_fixed: float) -> Term | None:
     """The term that is more than half of the whole, or more than any other can be, whatever is unknown.
 
-    None of which nobody told the size: that it is what the others leave says more of these than of it.
+    Also whether or not posting and wire overlapped, which makes the fixed cost longer. None of which nobody told the
+    size: that it is what the others leave says more of these than of it.
     """
     assert one.ms is not None
+    most = {name: most_fixed if name == "fixed" else term.high for name, term in terms.items()}
     for name, term in terms.items():
-        others = max(other.high for key, other in terms.items() if key != name)
+        others = max(ms for key, ms in most.items() if key != name)
         if name not in one.untold and (term.low > one.ms / 2 or term.low > others):
             return name
+    return None
+
+
+def _binding_overlapped(one: Observation, link: priors.Prior, most_fixed: float) -> Term | None:
+    """Of posting and wire that were under way at once the one that took longer, as far as that is known, by more than
+    rounding: without the other it would take as long.
+    """
+    assert one.post_ms is not None
+    if one.least_wire_ms(link) > max(OVERLAPPING * one.post_ms, most_fixed):
+        return "wire"
+    if one.wire_ms is not None and one.post_ms > max(OVERLAPPING * one.wire_ms, most_fixed):
+        return "posting"
     return None
 
 
@@ -204,9 +218,10 @@ def _wins(one: Observation, terms: Terms, link: priors.Prior) -> dict[Term, tupl
     assert one.ms is not None
     posting, fixed, wire = terms["posting"], terms["fixed"], terms["wire"]
     least = one.least_wire_ms(link)
-    most_fixed = min(one.ms, fixed.high + min(posting.low, least))
+    hidden = 0.0 if one.overlaps(link) else min(posting.low, least)  # an overlap that is seen is in the terms
+    most_fixed = min(one.ms, fixed.high + hidden)
     return {
-        "posting": (posting.high, min(posting.high, one.ms - least)),
+        "posting": (posting.high, max(0.0, min(posting.high, one.ms - least))),
         "fixed": (most_fixed, most_fixed),
         "wire": (one.ms if one.wire_ms is None else one.wire_ms, wire.high),
     }
@@ -223,7 +238,7 @@ def _helps(wins: dict[Term, tuple[float, float]], too_slow: bool) -> list[tuple[
 FIRST = "whether this was the first request of its pair, with the set-up in it"
 
 
-def _measurements(one: Observation, terms: Terms, binds: Term | None, may_be_slow: bool) -> list[str]:
+def _measurements(one: Observation, terms: Terms, binds: Term | None, may_be_slow: bool, overlaps: bool) -> list[str]:
     """What would narrow the terms most."""
     whole = one.ms or 0.0
     open_terms = {name for name, term in terms.items() if term.high - term.low > WIDE * whole}
@@ -234,6 +249,8 @@ def _measurements(one: Observation, terms: Terms, binds: Term | None, may_be_slo
         wanted.append(f"{FIRST}: steady ones have at most {priors.FIXED.high / 2:g} ms of fixed cost in reports")
     if "wire" in one.untold and "wire" in open_terms:
         wanted.append("bytes: without them nothing is known of the wire")
+    if binds is None and overlaps and one.wire_ms is None:
+        wanted.append("wire_ms: how long the data were under way, which posting overlapped")
     if "posting" in one.untold and "posting" in open_terms:
         wanted.append("descriptors and post_ms: without them nothing is known of posting")
     elif one.post_ms is None and "posting" in open_terms:

@@ -454,7 +454,42 @@ def test_nothing_wins_more_than_is_said_whether_or_not_posting_and_wire_overlapp
         assert won <= at_most(case, remedy) / 100 * ms + 1e-4 * ms
 
 
-@pytest.mark.parametrize(("post_ms", "wire_ms", "binds"), [(20, 60, "wire"), (80, 80, None)])
+def test_an_overlap_that_is_seen_is_not_counted_again_as_fixed_cost() -> None:
+    case = one(Observation(ms=17.24, post_ms=16.99, wire_ms=12.82))
+    assert at_most(case, "less fixed cost") == pytest.approx(100 * 0.25 / 17.24, abs=0.1)
+    assert case.helps[0][0].startswith("fewer descriptors")
+
+
+def test_posting_that_the_wire_may_have_outlasted_does_not_bind() -> None:
+    """2.2 GB take 43.5 ms on the fastest link, and may have taken all of the 45."""
+    case = one(Observation(ms=45.02, bytes=2_175_646_523, descriptors=15_275, post_ms=44))
+    assert case.binds is None
+    assert case.measure[0].startswith("wire_ms")
+    assert one(Observation(ms=45.02, bytes=2e9, descriptors=15_275, post_ms=44, wire_ms=42)).binds == "posting"
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [
+        Observation(ms=6.289, bytes=4_457_687, descriptors=15_818, post_ms=2.732, wire_ms=2.353),
+        Observation(ms=24.68, bytes=92_219_496, post_ms=4.29, wire_ms=10.65),
+    ],
+)
+def test_nothing_binds_that_a_hidden_overlap_makes_shorter_than_the_fixed_cost(observation: Observation) -> None:
+    """Both were under way at once: the rest, 57 %, is fixed cost."""
+    case = one(observation)
+    assert case.binds is None
+    assert at_most(case, "less fixed cost") == pytest.approx(57, abs=0.5)
+
+
+def test_bytes_at_a_little_above_the_line_rate_leave_nothing_to_win_and_no_loss() -> None:
+    case = one(Observation(ms=20, bytes=1.01e9), links=(400.0,))
+    assert at_most(case, "fewer descriptors") == 0
+
+
+@pytest.mark.parametrize(
+    ("post_ms", "wire_ms", "binds"), [(20, 60, "wire"), (50, 60, "wire"), (60, 50, "posting"), (80, 80, None)]
+)
 def test_of_two_that_overlap_the_longer_binds(post_ms: float, wire_ms: float, binds: str | None) -> None:
     assert one(Observation(ms=max(70, wire_ms + 10), post_ms=post_ms, wire_ms=wire_ms)).binds == binds
 
