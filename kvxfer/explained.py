@@ -55,7 +55,7 @@ def read_all(texts: Sequence[str]) -> tuple[list[Observation], list[str]]:
     """The observation of each text, and notices: NAME=NUMBER,…, vLLM's line, or a file or URL of its log or metrics."""
     observations, notices = [], []
     for text in texts:
-        if re.match(r"\s*[a-z_]+\s*=", text):
+        if not is_log(text) and re.match(r"\s*[a-z_]+\s*=", text, re.IGNORECASE):
             observations.append(_parse(text))
         else:
             scraped = read_log(text, f"--observed {quoted(text)}") if is_log(text) else _from(text)
@@ -66,8 +66,12 @@ def read_all(texts: Sequence[str]) -> tuple[list[Observation], list[str]]:
 
 def _from(place: str) -> Scraped:
     """What a file or URL tells: a log of vLLM's, or its metrics."""
-    text = _text(place)
-    return (read_log if is_log(text) else scrape)(text, f"--observed {quoted_path(place)}")
+    data = fetch(place, LARGEST_TEXT) if is_url(place) else _read(place)
+    source = f"--observed {quoted_path(place)}"
+    log = data.decode("utf-8", errors="replace")  # of which a prompt may be anything
+    if is_log(log):
+        return read_log(log, source, is_whole=False)
+    return scrape(_metrics(data, place), source)
 
 
 def _parse(text: str) -> Observation:
@@ -90,8 +94,7 @@ def _parse(text: str) -> Observation:
     return one
 
 
-def _text(place: str) -> str:
-    data = fetch(place, LARGEST_TEXT) if is_url(place) else _read(place)
+def _metrics(data: bytes, place: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from kvxfer.cost.observed_ranges import RANGES
 from kvxfer.cost.prometheus import Scraped
@@ -25,8 +26,24 @@ COUNT, TIME, TAIL, POST, SIZE, DESCRIPTORS = (
 MIB = 1 << 20
 """What vLLM calls a MB here."""
 
-NO_TRANSFER = rf"{COUNT}=0(?![0-9.])"
+
+def _wrapped(name: str) -> str:
+    """A pattern of the name, wherever in it a terminal began a new line."""
+    return r"\s*".join(re.escape(character) for character in name if character != " ") + r"\s*="
+
+
+TELLS = re.compile(_wrapped(TIME))
+NO_TRANSFER = re.compile(_wrapped(COUNT) + r"0(?![0-9.])")
 """Where all of an interval failed, or nothing moved."""
+
+CUT = re.compile(r"=[0-9.e+-]*")
+"""What a line ends in where its last figure may go on in the next one."""
+
+GOES_ON = re.compile(r"""(?=.)[0-9]*\.?[0-9]*(?:e[+-]?[0-9]+)?\s*(?:$|[,"')}\]\\\x1b])""")
+"""What such a next line begins with, other than the time of another message."""
+
+FIGURE = r"""([^,\s"')}\]\\\x1b]*)"""
+"""Up to the next one, or the quote or the colour of whoever logs it."""
 
 MOST_WRAPPED = 8
 LARGEST = 1e12
@@ -38,30 +55,67 @@ def is_log(text: str) -> bool:
     return MARK in text or f"{TIME}=" in text
 
 
-def read_log(text: str, source: str) -> Scraped:
+def read_log(text: str, source: str, is_whole: bool = True) -> Scraped:
     """The mean transfer of the last line that tells of transfers; lines may be wrapped.
 
-    `source` names the text in errors. Raises UsageError when no line does, or a figure of it is none.
+    `source` names the text in errors; a line without its newline is one only if the text `is_whole`, and else is still
+    being written. Raises UsageError when no line tells of transfers, or a figure of it is none.
     """
     told = {
-        number: line for number, line in _unwrapped(text) if f"{TIME}=" in line and not re.search(NO_TRANSFER, line)
+        number: line
+        for number, line in _unwrapped(text)
+        if TELLS.search(line.text) and not NO_TRANSFER.search(line.text)
     }
+    cut_off = [number for number, line in told.items() if not is_whole and not line.ended]
+    for number in cut_off:
+        del told[number]
+    beware = [f"line {number} ends without a newline: it may be cut off, and is left out" for number in cut_off]
     if not told:
-        raise UsageError(f"{source} tells of no successful transfer with its {TIME}; give a line such as {EXAMPLE}")
+        why = f" ({beware[0]})" if beware else ""
+        raise UsageError(
+            f"{source} tells of no successful transfer with its {TIME}{why}; give a line such as {EXAMPLE}"
+        )
     number, line = list(told.items())[-1]
-    last = _read(line, source if len(text.splitlines()) == 1 else f"{source}, line {number}")
-    if len(told) == 1:
-        return last
-    which = f"line {number} is the last of {len(told)} such lines; give another one itself as --observed"
-    return Scraped(last.observation, last.transfers, [which, *last.notices])
+    last = _read(line.text, source if len(text.splitlines()) == 1 else f"{source}, line {number}")
+    if len(told) > 1:
+        beware.append(f"line {number} is the last of {len(told)} such lines; give another one itself as --observed")
+    return Scraped(last.observation, last.transfers, [*beware, *last.notices])
 
 
-def _unwrapped(text: str) -> Iterator[tuple[int, str]]:
+@dataclass
+class _Line:
+    """A line as it was logged, and whether its end has been seen."""
+
+    text: str
+    ended: bool = False
+    lines: int = 1
+
+    def add(self, line: str) -> bool:
+        """Take a next line as the rest of this one, if it can be."""
+        cut = CUT.search(self.text, self.text.rfind("="))
+        in_figure = cut is not None and cut.end() == len(self.text)
+        if self.lines >= MOST_WRAPPED or (in_figure and not GOES_ON.match(line)):
+            return False
+        self.text += line if in_figure else f" {line}"
+        self.lines += 1
+        return True
+
+
+def _unwrapped(text: str) -> Iterator[tuple[int, _Line]]:
     """Each line that may tell of transfers, with what a terminal may have wrapped of it, and its number."""
-    lines = text.splitlines()
-    begins = [number for number, line in enumerate(lines) if is_log(line)]
-    for number, following in zip(begins, [*begins[1:], len(lines)], strict=True):
-        yield number + 1, " ".join(" ".join(lines[number : min(following, number + MOST_WRAPPED)]).split())
+    begun, first = None, 0
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.strip()
+        begins = MARK in line or (f"{TIME}=" in line and (begun is None or TELLS.search(begun.text) is not None))
+        if begun is not None and (begins or not begun.add(line)):
+            begun.ended = True
+            yield first, begun
+            begun = None
+        if begins:
+            begun, first = _Line(line), number
+    if begun is not None:
+        begun.ended = text.endswith("\n")
+        yield first, begun
 
 
 def _read(line: str, source: str) -> Scraped:
@@ -101,7 +155,7 @@ def _require_sensible(observation: Observation, source: str) -> None:
 
 def _figure(text: str, name: str, source: str) -> float | None:
     """None where the line does not have it: connectors differ in what they log."""
-    found = re.search(rf"{re.escape(name)}=([^,\s]*)", text)
+    found = re.search(_wrapped(name) + FIGURE, text)
     if found is None:
         return None
     number = re.fullmatch(r"[0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?", found[1])

@@ -128,6 +128,18 @@ def test_vllm_s_own_line_itself_and_in_a_file(capsys: pytest.CaptureFixture[str]
     assert any("MB are 2^20 bytes" in notice for notice in documents[1]["notices"])
 
 
+def test_a_log_may_be_quoted_have_any_bytes_and_be_written_to(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    quoted = f'level=INFO msg="{VLLM_LINE}"'
+    assert explained_as(capsys, "--observed", quoted)["observed"]["explained"][0]["binds"] == "posting"
+    path = tmp_path / "vllm.log"
+    path.write_bytes(b"prompt: \xff\n" + f"{VLLM_LINE}\n{VLLM_LINE[:150]}".encode())
+    document = explained_as(capsys, "--observed", str(path))
+    assert document["observed"]["explained"][0]["observation"]["ms"] == 173.8
+    assert "line 3 ends without a newline: it may be cut off, and is left out" in document["notices"]
+
+
 def test_metrics_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "metrics.txt"
     path.write_text(TEXT)
@@ -147,6 +159,7 @@ def test_metrics_from_a_url(capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "says"),
     [
         ("byte=1,ms=2", "'byte=1' is not known (did you mean bytes?)"),
+        ("Bytes=1e9,MS=30", "'Bytes=1e9' is not known (did you mean bytes?)"),
         ("ms=1,ms=2", "ms is there twice"),
         ("ms", "cannot be read"),
         ("ms=", "--observed ms= '' is not allowed"),

@@ -37,6 +37,37 @@ def test_a_wrapped_line_is_one() -> None:
     assert read_log(LINE.replace(" time", "\n  time"), "line") == read_log(LINE, "line")
 
 
+@pytest.mark.parametrize("width", [47, 80, 97, 120, 133])
+@pytest.mark.parametrize("after", ["", "2026-07-13 16:34:08 INFO GET /", "INFO 07-13"])
+def test_a_line_that_a_terminal_cut_is_one(width: int, after: str) -> None:
+    cut = "\n".join([LINE[start : start + width] for start in range(0, len(LINE), width)])
+    assert read_log(f"{cut}\n{after}\n", "line").observation == read_log(LINE, "line").observation
+
+
+@pytest.mark.parametrize("figure", ["173.8", "129.1", "313.0", "40064.0"])
+def test_a_figure_that_a_terminal_cut_is_one(figure: str) -> None:
+    for at in range(len(figure)):
+        cut = LINE.replace(f"={figure}", f"={figure[:at]}\n{figure[at:]}")
+        assert read_log(cut, "line").observation == read_log(LINE, "line").observation
+
+
+def test_a_line_that_is_still_being_written_is_left_out() -> None:
+    """17 ms, of 173.8."""
+    earlier = LINE.replace("=173.8", "=150.5")
+    for cut in (LINE[: LINE.index("3.8")], LINE.replace("=40064.0", "=400\n64")):
+        found = read_log(f"{earlier}\n{cut}", "log", is_whole=False)
+        assert found.observation.ms == 150.5
+        assert found.notices[0] == "line 2 ends without a newline: it may be cut off, and is left out"
+        with pytest.raises(UsageError, match="line 1 ends without a newline"):
+            read_log(cut, "log", is_whole=False)
+    assert read_log(f"{earlier}\n{LINE}\nINFO GE", "log", is_whole=False).observation.ms == 173.8
+
+
+@pytest.mark.parametrize("form", ['{{"msg":"{}"}}', "b'{}'", "({})", "[{}]", "\x1b[32m{}\x1b[0m", '{{"log":"{}\\n"}}'])
+def test_it_does_with_what_a_logger_puts_around_it(form: str) -> None:
+    assert read_log(form.format(LINE), "line").observation == read_log(LINE, "line").observation
+
+
 def test_of_a_log_the_last_line_that_tells_of_transfers_counts() -> None:
     later = LINE.replace("=173.8", "=150.5")
     found = read_log("\n".join(["INFO Started", LINE, "INFO GET /", later, "INFO", FAILED, OFFLOADING, ""]), "log")
