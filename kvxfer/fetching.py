@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from http import HTTPStatus
+from typing import Any
 from urllib.parse import urlsplit
 
 from kvxfer.errors import KvxferError, PeerLostError, UnavailableError, UsageError
-from kvxfer.wording import quoted_path
+from kvxfer.wording import quoted, quoted_path
 
 FETCH_S = 10.0
 
@@ -49,6 +52,14 @@ def _check(url: str) -> None:
         _ = parts.port  # which raises ValueError
     except ValueError as error:
         why = str(error)
+    else:
+        if "@" in parts.netloc:  # not named, for its password
+            raise UsageError(
+                f"the URL of {quoted(parts.hostname)} has a user name in it, which is not sent; fetch it by other "
+                "means (curl), and give the file"
+            )
+    if re.search(r"[^!-~]", url):
+        why = "it has a character that a URL has as % and two hexadecimal digits"
     if why is not None:
         raise UsageError(f"{quoted_path(url)} is no URL: {why}; give one such as http://HOST:8000/metrics")
 
@@ -58,14 +69,25 @@ def _fetch(url: str, most: int) -> bytes:
     import urllib.error
     import urllib.request
 
+    class OnlyHttp(urllib.request.HTTPRedirectHandler):
+        """Its own handler follows ftp too."""
+
+        def redirect_request(self, *request: Any) -> urllib.request.Request | None:
+            to = request[-1]
+            if not is_url(to):
+                raise UsageError(f"{quoted_path(url)} answered a redirect to {quoted_path(to)}; give a URL of http(s)")
+            return super().redirect_request(*request)
+
     try:
-        with urllib.request.urlopen(url, timeout=FETCH_S) as answer:
+        with urllib.request.build_opener(OnlyHttp).open(url, timeout=FETCH_S) as answer:
+            if answer.status != HTTPStatus.OK:
+                raise _answered(url, answer.status, answer.reason)
             body: bytes = answer.read(most + 1)
             missing = answer.length  # of a Content-Length; a shorter body is no error to http.client
     except TimeoutError as error:
         raise _late(url) from error
     except urllib.error.HTTPError as error:
-        raise UsageError(f"{quoted_path(url)} answered {error.code} {error.reason}; vLLM's is …/metrics") from error
+        raise _answered(url, error.code, error.reason) from error
     except http.client.IncompleteRead as error:
         raise _cut_off(url, "the connection ended within a chunk") from error
     except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:  # the last: of a port
@@ -80,6 +102,10 @@ def _fetch(url: str, most: int) -> bytes:
     if missing:
         raise _cut_off(url, f"{missing:,} bytes of its Content-Length are missing")
     return body
+
+
+def _answered(url: str, code: int, reason: str) -> UsageError:
+    return UsageError(f"{quoted_path(url)} answered {code} {quoted(reason)[1:-1]}; vLLM's is …/metrics")
 
 
 def _late(url: str) -> KvxferError:

@@ -158,6 +158,8 @@ def test_more_than_is_allowed_is_refused() -> None:
         "http://127.0.0.1:x/",
         "http:///metrics",
         "http://[::1/metrics",
+        "http://127.0.0.1/a b",
+        "http://127.0.0.1/ä",
     ],
 )
 def test_what_is_no_url_is_refused(url: str) -> None:
@@ -174,3 +176,30 @@ def test_a_redirect_to_no_url_is_one_error() -> None:
 def test_what_is_no_http_is_one_error() -> None:
     with serving(sends(b"SSH-2.0-x\r\n")) as url, pytest.raises(UnavailableError, match="cannot be fetched"):
         fetch(url, 100)
+
+
+@pytest.mark.parametrize("place", ["ftp://127.0.0.1/metrics", "file:///etc/hostname"])
+def test_a_redirect_to_what_is_no_http_is_refused(place: str) -> None:
+    answer = sends(f"HTTP/1.1 302 Found\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n".encode())
+    with serving(answer) as url, pytest.raises(UsageError, match="answered"):
+        fetch(url, 100)
+
+
+@pytest.mark.parametrize("status", [b"204 No Content", b"206 Partial Content", b"404 Not Found"])
+def test_an_answer_that_is_not_the_text_is_refused(status: bytes) -> None:
+    answer = sends(b"HTTP/1.1 ", status, b"\r\nContent-Length: 0\r\n\r\n")
+    with serving(answer) as url, pytest.raises(UsageError, match=f"answered {status.decode()}; vLLM's is"):
+        fetch(url, 100)
+
+
+def test_what_a_server_says_is_not_told_without_end() -> None:
+    answer = sends(b"HTTP/1.1 404 ", b"x" * 60_000, b"\r\n\r\n")
+    with serving(answer) as url, pytest.raises(UsageError, match="answered 404 xxx") as caught:
+        fetch(url, 100)
+    assert len(str(caught.value)) < 200
+
+
+def test_a_password_is_not_repeated() -> None:
+    with pytest.raises(UsageError, match="the URL of 'host' has a user name") as caught:
+        fetch("http://user:secret@host/metrics", 100)
+    assert "secret" not in str(caught.value)
