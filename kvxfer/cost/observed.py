@@ -238,15 +238,29 @@ def _helps(wins: dict[Term, tuple[float, float]], too_slow: bool) -> list[tuple[
 FIRST = "whether this was the first request of its pair, with the set-up in it"
 
 
+STEADY = f"{FIRST}: steady ones have at most {priors.FIXED.high / 2:g} ms of fixed cost in reports"
+BENCH = "kvxfer bench --fit on these hosts"
+ALIKE = (
+    "how both get shorter: posting and wire were under way at once and took alike long, so that neither binds by itself"
+)
+HIDDEN = (
+    f"{BENCH}: whether posting and wire were under way at once is not in these figures, and what binds turns on it, or "
+    "on parts that are alike long"
+)
+
+
 def _measurements(one: Observation, terms: Terms, binds: Term | None, may_be_slow: bool, overlaps: bool) -> list[str]:
-    """What would narrow the terms most."""
+    """What would narrow the terms most; where nothing of this request would, why."""
     whole = one.ms or 0.0
     open_terms = {name for name, term in terms.items() if term.high - term.low > WIDE * whole}
+    # That these are so long is only that the fixed cost is not: nothing was told of them.
+    rests = [name for name in one.untold if terms[name].low > WIDE * whole]
+    open_terms.update(rests)
     wanted = []
     if may_be_slow:
         wanted.append(f"which transport carried the bytes (kvxfer bench names it, UCX_LOG_LEVEL=info too), and {FIRST}")
-    elif terms["fixed"].low > priors.FIXED.high:
-        wanted.append(f"{FIRST}: steady ones have at most {priors.FIXED.high / 2:g} ms of fixed cost in reports")
+    elif rests or terms["fixed"].low > priors.FIXED.high:
+        wanted.append(STEADY)
     if "wire" in one.untold and "wire" in open_terms:
         wanted.append("bytes: without them nothing is known of the wire")
     if binds is None and overlaps and one.wire_ms is None:
@@ -258,8 +272,10 @@ def _measurements(one: Observation, terms: Terms, binds: Term | None, may_be_slo
     if binds is None and {"fixed", "wire"} <= open_terms and one.bytes is not None:
         wanted.append(
             "a second request of another size on the same path (a second --observed): it tells fixed cost from "
-            "bandwidth; or kvxfer bench --fit on these hosts"
+            f"bandwidth; or {BENCH}"
         )
+    if binds is None and not wanted:
+        wanted.append(ALIKE if overlaps else HIDDEN)
     return wanted
 
 
@@ -300,11 +316,14 @@ def _compared(observations: Sequence[Observation]) -> str:
     same = (
         f"the same bytes took {max(times) / min(times):.3g} times as long, at" if len(set(sizes)) == 1 else "they move"
     )
-    return f"; {same} {min(rates):.3g} to {max(rates):.3g} GB/s: one direction can fall back to TCP alone"
+    return (
+        f"; {same} {min(rates):.3g} to {max(rates):.3g} GB/s: one direction can fall back to TCP alone, and the first "
+        "request of a pair has its set-up in it"
+    )
 
 
 def _contradiction(observations: Sequence[Observation]) -> UsageError:
     return UsageError(
         f"no α, γ and β explain these observations within {100 * TOLERANCES[-1]:g} %{_compared(observations)}; give "
-        "those of one path together (one direction, one transport), and each other path by itself"
+        "those of one path together (one direction, one transport, not the first request), and each other by itself"
     )

@@ -18,7 +18,10 @@ ANSWERS = {
     "posting": "descriptor posting binds",
     "fixed": "fixed cost binds",
     "wire": "bandwidth binds",
-    "wrong transport": "the wire binds, far below any link: something else carries the bytes (wrong transport?)",
+    "wrong transport": (
+        "the wire binds, far below any link: something else carries the bytes (wrong transport?), or this was a first "
+        "request with its set-up"
+    ),
     None: "undetermined: what binds does not follow from these figures",
 }
 NOTE = (
