@@ -115,8 +115,11 @@ def scrape(text: str, source: str) -> Scraped:
 
 
 def _mean(metric: str, histogram: Histogram, source: str) -> float | None:
-    """As the observation has it; None before the first one was counted. Raises UsageError outside its range."""
-    if not histogram.count:
+    """As the observation has it; None before the first one was counted. Raises UsageError outside its range.
+
+    Posting of which nothing was counted tells no more than posting that is not there.
+    """
+    if not histogram.count or (not histogram.total and metric == POST):
         return None
     name, factor = FIGURES[metric]
     mean = factor * histogram.total / histogram.count
