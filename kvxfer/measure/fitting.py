@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -89,8 +90,8 @@ def fit_all(session: Session, request: Request, hosts: Hosts, seconds: float, ou
             hosts.with_memory_now().require_memory([row])
             sampled, transport = _measure(session, row, hosts, seconds, request, say)
             measured = [one for one in sampled if one.processes]
-            points = [one.point() for one in measured]
-            entry = fit(points, row.seed).as_record() | {"cold": cold_record(points, row.seed)}
+            say(f"cost model of {_named(row)}: fitting")
+            entry = session.minding(partial(_entry, [one.point() for one in measured], row.seed))
         except KvxferError as error:
             outcome.errors.append(f"no cost model of {_named(row)}: {error}")
             outcome.status = max(outcome.status, error.status)
@@ -99,6 +100,11 @@ def fit_all(session: Session, request: Request, hosts: Hosts, seconds: float, ou
             continue
         noisy = sum(one.disturbed for one in measured) / len(measured)
         outcome.cost_model.append(_of(row, hosts.scope_of(row, transport), transport) | {"noisy_share": noisy} | entry)
+
+
+def _entry(points: Sequence[Point], seed: int) -> dict[str, Any]:
+    """Seconds of computing: later requests, and the first one of a pair."""
+    return fit(points, seed).as_record() | {"cold": cold_record(points, seed)}
 
 
 def _longest(rows: Sequence[Row]) -> list[Row]:

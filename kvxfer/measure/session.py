@@ -7,7 +7,8 @@ go to both at once; whichever side fails first, the session says why within a fe
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ GRACE_S = 1.0
 """After one side lost its peer, how long to wait for the other side to say what happened to it."""
 
 A = TypeVar("A", bound=m.Message)
+T = TypeVar("T")
 
 
 class Session:
@@ -94,6 +96,18 @@ class Session:
         self._send_decode(pair, command)
         return _expect(self._answers({"decode"})["decode"], answer)
 
+    def minding(self, work: Callable[[], T]) -> T:
+        """What `work` returns, which takes long: another thread does it, and both sides are minded meanwhile.
+
+        Raises what it raises, and the KvxferError of a side that is lost.
+        """
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(work)
+            while not done.done():
+                for side, message in self._messages():
+                    _require_whole(side, message)
+        return done.result()
+
     # --- waiting
 
     def _send_prefill(self, pair: int, command: m.WorkerCommand) -> None:
@@ -123,8 +137,7 @@ class Session:
     def _await_server(self, wanted: type[m.Message]) -> None:
         while True:
             for side, message in self._messages():
-                if isinstance(message, m.Failed) and (side == "prefill" or message.seq == 0):
-                    raise from_status(message.status, message.message)
+                _require_whole(side, message)
                 if isinstance(message, wanted):
                     return
 
@@ -154,6 +167,12 @@ class Session:
         if now - self._told_at > m.HEARTBEAT_S:
             self._told_at = now
             self._client.send(m.Heartbeat())
+
+
+def _require_whole(side: str, message: m.Message) -> None:
+    """Raises the KvxferError of a side that fails while it has no command."""
+    if isinstance(message, m.Failed) and (side == "prefill" or message.seq == 0):
+        raise from_status(message.status, message.message)
 
 
 def _is_symptom(failure: m.Failed) -> bool:
