@@ -9,14 +9,13 @@ import contextlib
 import errno
 import importlib
 import os
-import resource
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 
 from kvxfer import __version__
-from kvxfer.errors import ExitStatus, KvxferError, UsageError
+from kvxfer.errors import ExitStatus, KvxferError, UsageError, is_short_of_memory
 from kvxfer.wording import did_you_mean, plain, quoted
 
 COMMANDS = {
@@ -33,9 +32,6 @@ DEBUG = "--debug"
 """Taken out of any command's arguments: a failure shows its traceback."""
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-NO_ROOM_TO_LOAD = ("failed to map segment", "cannot allocate memory")
-"""What the dynamic linker says when memory is too short for a library."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -159,7 +155,7 @@ def _explain(error: BaseException, prog: str) -> tuple[int, list[str]]:
         return ExitStatus.INTERRUPTED, [f"{prog}: interrupted"]
     if isinstance(error, BrokenPipeError):  # whoever read our output wants no more of it
         return ExitStatus.UNEXPECTED, []
-    if _is_short_of_memory(error):
+    if is_short_of_memory(error):
         return ExitStatus.UNAVAILABLE, [f"{start} not enough memory; ask for fewer tokens or a smaller model"]
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return ExitStatus.UNAVAILABLE, [f"{start} cannot write: {error.strerror}; free some space"]
@@ -174,15 +170,6 @@ def _explain(error: BaseException, prog: str) -> tuple[int, list[str]]:
         return ExitStatus.USAGE, [f"{start} {plain(error.format_message())}", f"{prog} --help lists the options"]
     what = plain(f"{type(error).__name__}: {error}")
     return ExitStatus.UNEXPECTED, [f"{prog}: unexpected failure: {what} (run again with {DEBUG} for the traceback)"]
-
-
-def _is_short_of_memory(error: BaseException) -> bool:
-    if isinstance(error, ImportError):
-        return any(words in str(error).lower() for words in NO_ROOM_TO_LOAD)
-    if isinstance(error, SystemError):  # an extension that was refused memory and failed without saying so
-        limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-        return limited and "without exception set" in str(error)
-    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
 
 
 def _open_standard_streams() -> None:

@@ -6,7 +6,12 @@ The command line prints it without a traceback and leaves with the class's statu
 
 from __future__ import annotations
 
+import errno
+import resource
 from enum import IntEnum
+
+NO_ROOM_TO_LOAD = ("failed to map segment", "cannot allocate memory")
+"""What the dynamic linker says when memory is too short for a library."""
 
 
 class ExitStatus(IntEnum):
@@ -60,3 +65,13 @@ BY_STATUS: dict[int, type[KvxferError]] = {
 def from_status(status: int, message: str) -> KvxferError:
     """The error of a status that another process reported (an unknown status is an unexpected failure)."""
     return BY_STATUS.get(status, KvxferError)(message)
+
+
+def is_short_of_memory(error: BaseException) -> bool:
+    """Whether this is what too little memory looks like, in whatever form it comes."""
+    if isinstance(error, ImportError):
+        return any(words in str(error).lower() for words in NO_ROOM_TO_LOAD)
+    if isinstance(error, SystemError):  # an extension that was refused memory and failed without saying so
+        limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+        return limited and "without exception set" in str(error)
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM

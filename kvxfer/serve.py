@@ -95,8 +95,9 @@ def _serve(endpoint: str, settings: Settings, key: Path | None, allow: Path | No
     _allow_descriptors()
     with server_socket(endpoint, pair, allowed) as socket:
         clients = "anyone on this host" if pair is None else f"{len(allowed)} known client(s)"
+        server = Server(socket, settings, say)
         say(f"waiting on {endpoint.removeprefix('tcp://')} for {clients}; Ctrl-C ends it")
-        Server(socket, settings, say).run()
+        server.run()
 
 
 def _allow_descriptors() -> None:

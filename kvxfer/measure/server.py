@@ -53,6 +53,7 @@ class Server:
         self._workers: dict[int, WorkerProcess] = {}
         self._with_pool: set[int] = set()  # workers that were told to allocate
         self._opening: set[int] = set()  # seqs of Open commands, whose answers hold an endpoint
+        self._backends = _backends()  # at once: too little memory to load them is no first client's doing
 
     def run(self) -> None:
         """Until interrupted, or until the owner is gone. Ends the worker and tells the client in any case."""
@@ -132,7 +133,7 @@ class Server:
             version=__version__,
             host=host_info(),
             usable_bytes=usable_bytes(),
-            backends=_backends(),
+            backends=self._backends,
             data_address=self._settings.data_address,
             max_pool_bytes=self._settings.max_bytes,
         )
@@ -167,8 +168,9 @@ class Server:
             return
         try:
             self._workers[pair] = worker = WorkerProcess("decode")
-        except OSError as error:
-            self._tell(m.Failed(0, ExitStatus.UNAVAILABLE, f"the server cannot start a worker: {error.strerror}"))
+        except (OSError, MemoryError) as error:
+            why = getattr(error, "strerror", None) or "not enough memory"
+            self._tell(m.Failed(0, ExitStatus.UNAVAILABLE, f"the server cannot start a worker: {why}"))
             return
         if self._settings.max_bytes is not None:  # whatever a client asks for, by whatever command
             worker.limit_memory(self._settings.max_bytes + WORKER_ROOM_BYTES)

@@ -26,7 +26,7 @@ from kvxfer.cache.sends import sends
 from kvxfer.cache.tables import Table
 from kvxfer.control import messages as m
 from kvxfer.control.pipe import Pipe, PipeClosedError
-from kvxfer.errors import ExitStatus, KvxferError, UsageError
+from kvxfer.errors import ExitStatus, KvxferError, UsageError, is_short_of_memory
 from kvxfer.measure.host import CpuMeter, usable_bytes
 from kvxfer.measure.layers import Layers
 from kvxfer.measure.prefill import computing
@@ -462,9 +462,9 @@ def _answer(worker: Worker, command: m.Command) -> m.Answer | m.Failed:
         return m.Answer(command.seq, worker.do(command.body))
     except KvxferError as error:
         return m.Failed(command.seq, error.status, str(error))
-    except MemoryError:
-        return m.Failed(command.seq, ExitStatus.UNAVAILABLE, "not enough memory in the worker process")
     except (Exception, msgspec.MsgspecError) as error:
+        if is_short_of_memory(error):
+            return m.Failed(command.seq, ExitStatus.UNAVAILABLE, "not enough memory in the worker process")
         return m.Failed(command.seq, ExitStatus.UNEXPECTED, f"{type(error).__name__}: {error}")
 
 
