@@ -14,36 +14,31 @@ from kvxfer.measure.session import Session
 
 
 class Minded(Session):
-    """Hears these, one at a time."""
+    """Hears `heard`, one at a time, and nothing more; `minded` is set when it has looked so often."""
 
-    def __init__(self, *heard: tuple[str, m.Message] | Exception) -> None:
+    def __init__(self, *heard: tuple[str, m.Message] | Exception, looks: int = 1) -> None:
         self.heard = list(heard)
-        self.times = 0
+        self.looks = looks
+        self.minded = threading.Event()
 
     def _messages(self) -> Iterator[tuple[str, m.Message]]:
-        self.times += 1
+        self.looks -= 1
+        if self.looks <= 0:
+            self.minded.set()
         if self.heard:
             one = self.heard.pop(0)
             if isinstance(one, Exception):
                 raise one
             yield one
 
-
-def test_both_sides_are_minded_until_the_work_is_done() -> None:
-    session, enough = Minded(("decode", m.Heartbeat())), threading.Event()
-
-    def work() -> str:
-        assert enough.wait(60)
+    def work(self) -> str:
+        assert self.minded.wait(60)
         return "done"
 
-    def messages() -> Iterator[tuple[str, m.Message]]:
-        if session.times >= 3:
-            enough.set()
-        return Minded._messages(session)
 
-    session._messages = messages  # type: ignore[method-assign]
-    assert session.minding(work) == "done"
-    assert session.times >= 3
+def test_both_sides_are_minded_until_the_work_is_done() -> None:
+    session = Minded(("decode", m.Heartbeat()), looks=3)
+    assert session.minding(session.work) == "done"
 
 
 @pytest.mark.parametrize(
@@ -55,18 +50,9 @@ def test_both_sides_are_minded_until_the_work_is_done() -> None:
     ],
 )
 def test_a_side_that_is_lost_meanwhile_ends_it(heard: Any, wanted: type[Exception]) -> None:
-    session, heard_of = Minded(heard), threading.Event()
-
-    def work() -> None:
-        assert heard_of.wait(60)
-
-    def messages() -> Iterator[tuple[str, m.Message]]:
-        heard_of.set()
-        return Minded._messages(session)
-
-    session._messages = messages  # type: ignore[method-assign]
+    session = Minded(heard)
     with pytest.raises(wanted):
-        session.minding(work)
+        session.minding(session.work)
 
 
 def test_what_the_work_raises_is_raised() -> None:

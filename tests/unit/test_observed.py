@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -279,15 +280,18 @@ def test_the_shared_cases() -> None:
 # --- in general -----------------------------------------------------------------------------------------------------
 
 
-@given(
-    alpha=st.floats(0.01, 200),
-    gamma_us=st.floats(0.1, 30),
-    rate=st.floats(1, 49),
-    size=st.floats(1e6, 1e10),
-    count=st.integers(1, 100_000),
-    tells_posting=st.booleans(),
-    further=st.booleans(),
-)
+TRUTHS: dict[str, st.SearchStrategy[Any]] = {
+    "alpha": st.floats(0.01, 200),
+    "gamma_us": st.floats(0.1, 30),
+    "rate": st.floats(1, 49),
+    "size": st.floats(1e6, 1e10),
+    "count": st.integers(1, 100_000),
+    "tells_posting": st.booleans(),
+}
+"""A path (ms, µs, GB/s), a request over it, and whether its log tells posting."""
+
+
+@given(**TRUTHS, further=st.booleans())
 def test_the_truth_is_always_within_the_bounds(
     alpha: float, gamma_us: float, rate: float, size: float, count: int, tells_posting: bool, further: bool
 ) -> None:
@@ -463,15 +467,7 @@ def test_bytes_that_take_longer_than_posting_leaves_overlapped_it() -> None:
     assert at_most(case, FASTER_LINK) == pytest.approx(20, abs=0.1)
 
 
-@given(
-    alpha=st.floats(0.01, 200),
-    gamma_us=st.floats(0.1, 30),
-    rate=st.floats(1, 49),
-    size=st.floats(1e6, 1e10),
-    count=st.integers(1, 100_000),
-    tells_posting=st.booleans(),
-    overlap=st.booleans(),
-)
+@given(**TRUTHS, overlap=st.booleans())
 def test_nothing_wins_more_than_is_said_whether_or_not_posting_and_wire_overlapped(
     alpha: float, gamma_us: float, rate: float, size: float, count: int, tells_posting: bool, overlap: bool
 ) -> None:
