@@ -290,10 +290,7 @@ def _situation(service: Service, dtype: DType, path: PathCost | None) -> Situati
     if path is not None and (service.wants_measured if path.reached is None else path.reached < 1):
         assumed.add(REACH)
     if path is not None and path.pipelined is not None:
-        if not path.measured and service.asked.assumptions.sends_cost_nothing:
-            assumed.add(SENDS)
-        else:
-            assumed.add(MODEL)
+        assumed.add(SENDS if not path.measured and service.asked.assumptions.sends_cost_nothing else MODEL)
     if not offered.chunks_given:
         assumed.add(CHUNKS)
     if not offered.cluster.decodes_alike:
