@@ -187,12 +187,17 @@ void LanePeer::set_lost(std::string_view why) noexcept {
   }
 }
 
+void LanePeer::set_cause(std::string_view why) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (lost_.empty()) set_lost(why);
+}
+
 void LanePeer::fail(std::string_view why) {
   {
     const std::lock_guard lock(mutex_);
     if (stopping_) return;
     stopping_ = true;
-    set_lost(why);
+    if (lost_.empty()) set_lost(why);
     end_open_transfers();
   }
   changed_.notify_all();

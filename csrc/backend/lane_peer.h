@@ -182,6 +182,8 @@ class LanePeer : public Peer {
   // With mutex_ held, so that the transfer's end comes after it. Left out when there is no room.
   void emit_local(std::uint64_t tag);
   void emit_error(std::uint64_t tag);  // the end of a transfer when the peer is lost; safe with mutex_ held
+  // Why it is about to fail(): what comes of that, such as that the peer hangs up, is no reason any more.
+  void set_cause(std::string_view why) noexcept;
   // The peer is gone (or breaks the protocol): tells the application, wakes and ends every thread. Safe from any
   // thread.
   void fail(std::string_view why);

@@ -87,6 +87,24 @@ TEST(ucx_faults, a_peer_is_lost_when_every_transfer_has_ended) {
     }
 }
 
+// Both sides end their endpoints, and who has no reason of its own says that the other hung up.
+TEST(ucx_faults, a_side_that_cannot_put_says_so) {
+  if (!here()) return;
+  constexpr std::uint64_t bytes = 4096;
+  ::setenv("UCX_PROTO_ENABLE", "n", 1);  // 1.22 puts nothing then
+  for (int repeat = 0; repeat < 30; ++repeat) {
+    Pair pair(opener({}), {bytes});
+    const Plans plans = pair.prepare(one_piece(bytes));
+    pair.a.context->post(*plans.first, Op::push, {}, 1, nullptr);
+    Event event{};
+    while (event.kind != EventKind::peer_lost && event.kind != EventKind::confirmed)
+      if (pair.a.context->poll({&event, 1}, soon()) == 0) break;
+    if (event.kind == EventKind::confirmed) break;
+    CHECK(pair.a.peer->lost().starts_with("UCX cannot put or get pieces as it is set"));
+  }
+  ::unsetenv("UCX_PROTO_ENABLE");
+}
+
 // A listening side whose token is right, and that listens at none of the addresses that it names.
 void refuse_endpoints(const Options& options) {
   LaneListener listener("127.0.0.1", 0, token);

@@ -118,20 +118,23 @@ class Session:
 
     def _answers(self, wanted: set[str]) -> dict[str, m.WorkerAnswer]:
         answers: dict[str, m.WorkerAnswer] = {}
-        failures: list[m.Failed] = []
+        failures: dict[str, m.Failed] = {}
         give_up_at = float("inf")
         while wanted - answers.keys():
             for side, message in self._messages():
                 if isinstance(message, m.Failed) and message.seq in (0, self._seq):
-                    failures.append(message)
+                    if side not in failures or _is_symptom(failures[side]):
+                        failures[side] = message
                 elif isinstance(message, m.Answer) and message.seq == self._seq:
                     answers[side] = message.body
             if failures:
                 # A lost peer is a symptom: the other side may be about to say why it went, or that it was killed.
                 give_up_at = min(give_up_at, time.monotonic() + GRACE_S)
-                cause = min(failures, key=lambda f: (f.seq != 0, _is_symptom(f)))
-                if not _is_symptom(cause) or time.monotonic() >= give_up_at:
+                cause = min(failures.values(), key=lambda f: (f.seq != 0, _is_symptom(f)))
+                if not _is_symptom(cause):
                     raise from_status(cause.status, cause.message)
+                if time.monotonic() >= give_up_at:
+                    raise PeerLostError(_why_lost({side: failure.message for side, failure in failures.items()}))
         return answers
 
     def _await_server(self, wanted: type[m.Message]) -> None:
@@ -178,6 +181,13 @@ def _require_whole(side: str, message: m.Message) -> None:
 def _is_symptom(failure: m.Failed) -> bool:
     """Of a command that failed because the other side is gone, and not of a worker that ended."""
     return failure.seq != 0 and failure.status == ExitStatus.PEER_LOST
+
+
+def _why_lost(said: dict[str, str]) -> str:
+    """Which of two reasons is what came of the other one, only the reader can tell."""
+    if len(set(said.values())) < 2:
+        return next(iter(said.values()))
+    return f"{said['prefill']} (the decode side: {said['decode']})"
 
 
 def _expect(answer: m.WorkerAnswer, wanted: type[A]) -> A:

@@ -1,4 +1,4 @@
-"""A session while something else takes long: both sides are minded, and a side that is lost ends it."""
+"""What a session makes of what both sides say: while something else takes long, and when a side is lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvxfer.control import messages as m
-from kvxfer.errors import ExitStatus, PeerLostError, UsageError
+from kvxfer.errors import ExitStatus, PeerLostError, UsageError, WrongBytesError
 from kvxfer.measure.session import Session
 
 
@@ -61,3 +61,30 @@ def test_what_the_work_raises_is_raised() -> None:
 
     with pytest.raises(UsageError, match="too few points"):
         Minded().minding(work)
+
+
+@pytest.mark.parametrize(
+    ("heard", "says"),
+    [
+        ([("decode", "hung up"), ("prefill", "cannot put")], r"^cannot put \(the decode side: hung up\)$"),
+        ([("decode", "hung up"), ("prefill", "hung up")], "^hung up$"),
+        ([("decode", "cannot get")], "^cannot get$"),
+    ],
+)
+def test_when_each_has_lost_the_other_both_are_quoted(
+    heard: list[tuple[str, str]], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same order whichever came first."""
+    monkeypatch.setattr("kvxfer.measure.session.GRACE_S", 0.01)
+    session = Minded(*((side, m.Failed(1, ExitStatus.PEER_LOST, why)) for side, why in heard))
+    session._seq = 1
+    with pytest.raises(PeerLostError, match=says):
+        session._answers({"prefill", "decode"})
+
+
+def test_a_side_that_fails_by_itself_is_the_reason() -> None:
+    lost = m.Failed(1, ExitStatus.PEER_LOST, "hung up")
+    session = Minded(("decode", lost), ("prefill", m.Failed(1, ExitStatus.WRONG_BYTES, "wrong bytes")))
+    session._seq = 1
+    with pytest.raises(WrongBytesError, match="wrong bytes"):
+        session._answers({"prefill", "decode"})

@@ -46,6 +46,7 @@ void UcxPeer::move(Mover& mover) {
   } catch (const std::exception& error) {
     wrong = error.what();
   }
+  if (!parting) set_cause(wrong);
   end(mover);
   moved_here_ = nullptr;  // fail() waits for the others: the peer is lost once nobody moves anything for it
   if (!parting) fail(wrong);
