@@ -95,7 +95,7 @@ def scrape(text: str, source: str) -> Scraped:
     """What the NIXL histograms in a Prometheus text say. `source` names it in errors.
 
     Raises UsageError with the number of a line that is not in this format, is there twice or ends without a newline;
-    when there are no transfers in it, a histogram is not whole, or a mean is none that a transfer has; and when they
+    when there are no transfers in it, a histogram is not whole or contradicts itself, or a mean is none that a transfer has; and when they
     post for longer than they take.
     """
     found = _histograms(text, source)
@@ -175,6 +175,8 @@ def _add(series: Series, part: str, value: float, edge: str) -> None:
     most = LARGEST_SUM if part == "sum" else MOST_COUNTED
     if not 0 <= value <= most:
         raise ValueError(f"the {part} of a histogram is {value:g}, and it should be a number from 0 to {most:g}")
+    if part != "sum" and not value.is_integer():
+        raise ValueError(f"the {part} of a histogram is {value:g}, and it counts: it should be a whole number")
     if part == "sum":
         series.total = value
     elif part == "count":
@@ -193,6 +195,8 @@ def _faulty(series: Series) -> str | None:
         return f"has no _{'sum' if series.total is None else 'count'}: the text is not whole"
     if counts != sorted(counts):
         return "has buckets that fall, and each counts all up to its edge"
+    if series.below.get(math.inf, series.count) != series.count:
+        return f"has {series.below[math.inf]:,.0f} in its bucket of all (le=+Inf) and {series.count:,.0f} as its _count"
     return None
 
 

@@ -198,7 +198,7 @@ class _Unknowns:
         self._count = 3 + 2 * len(observations)
         self._descriptors = _typical([one.descriptors for one in observations])
         self._bytes = _typical([one.bytes for one in observations])
-        self._scale = max(one.ms or one.post_ms or 0.0 for one in observations) or 1.0
+        self._scale = max(one.ms or max(one.post_ms or 0.0, one.wire_ms or 0.0) for one in observations)
         self._limits: list[Limit] = []
         if assumed.fixed is not None:
             self._within(self._only(0), assumed.fixed.low, assumed.fixed.high)

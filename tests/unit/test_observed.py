@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shared_files import CASES
 
 from kvxfer.cost.observed import FASTER_LINK, RIGHT_TRANSPORT, Explained, explain
-from kvxfer.cost.terms import Observation
+from kvxfer.cost.terms import Observation, Range
 from kvxfer.errors import UsageError
 
 LINKS = (100.0, 200.0, 400.0)
@@ -319,6 +319,14 @@ def test_the_truth_is_always_within_the_bounds(
 )
 def test_a_term_of_which_nothing_was_told_does_not_bind(observation: Observation) -> None:
     assert one(observation).binds is None
+
+
+@pytest.mark.parametrize("more", [{}, {"bytes": 878_516}, {"descriptors": 2522}])
+def test_one_that_tells_its_wire_and_not_its_whole_time_contradicts_nothing(more: dict[str, float]) -> None:
+    """However much longer the wire took than posting."""
+    case = one(Observation(post_ms=0.001, wire_ms=2000, **more))
+    assert case.terms == {"posting": Range(0.001, 0.001)}
+    assert case.measure == ["ms: how long the whole transfer takes, from its post to its completion"]
 
 
 def test_what_rounding_hides_is_not_told_to_three_digits() -> None:

@@ -179,6 +179,23 @@ def test_malformed_text_is_one_error_with_its_line(line: str) -> None:
         scrape("# one\n\n" + line + "\n" + TEXT, "metrics")
 
 
+@pytest.mark.parametrize(
+    ("sample", "value"),
+    [('nixl_num_descriptors_count{engine="0"', "10.5"), ('nixl_xfer_time_seconds_bucket{engine="0",le="0.2"', "9.5")],
+)
+def test_what_is_counted_is_whole(sample: str, value: str) -> None:
+    lines = TEXT.splitlines()
+    (number,) = [number for number, line in enumerate(lines) if sample in line]
+    lines[number] = f"{lines[number].rpartition(' ')[0]} {value}"
+    with pytest.raises(UsageError, match=rf"line {number + 1}: the (count|bucket) of a histogram is {value}, and it"):
+        scrape("\n".join([*lines, ""]), "m")
+
+
+def test_the_bucket_of_all_and_the_count_are_the_same() -> None:
+    with pytest.raises(UsageError, match=r"m\} has 12 in its bucket of all \(le=\+Inf\) and 10 as its _count; scrape"):
+        scrape(TEXT.replace('le="+Inf",model_name="m"} 10', 'le="+Inf",model_name="m"} 12'), "m")
+
+
 def test_buckets_that_fall_are_refused() -> None:
     with pytest.raises(UsageError, match=r"nixl_xfer_time_seconds\{engine=0, model_name=m\} has buckets that fall"):
         scrape(TEXT.replace('le="0.005",model_name="m"} 0.0', 'le="0.005",model_name="m"} 99'), "m")
