@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -16,13 +19,15 @@ from kvxfer.cost.vllm_log import is_log, read_log
 from kvxfer.errors import UsageError
 from kvxfer.fetching import fetch, is_url
 from kvxfer.options import parse_float
-from kvxfer.reading import open_to_read
+from kvxfer.reading import MIB, open_to_read
 from kvxfer.result.file import SCHEMA_VERSION, write_result
 from kvxfer.wording import did_you_mean, quoted, quoted_path
 
 EXAMPLE = "bytes=328204288,descriptors=40064,ms=173.8,post_ms=129.1"
 FROM_VLLM = "vLLM's own line (KV Transfer metrics: …), or a file or URL of its log or metrics"
 LARGEST_TEXT = 16 << 20
+END_OF_LOG = 8 << 20
+"""What is read of a larger file, if it is a log: its last line tells what is now."""
 
 
 def show(texts: Sequence[str], link_gbit: Sequence[float], words: Sequence[str], json: str | None, quiet: bool) -> None:
@@ -66,12 +71,14 @@ def read_all(texts: Sequence[str]) -> tuple[list[Observation], list[str]]:
 
 def _from(place: str) -> Scraped:
     """What a file or URL tells: a log of vLLM's, or its metrics."""
-    data = fetch(place, LARGEST_TEXT) if is_url(place) else _read(place)
+    data, is_all = (fetch(place, LARGEST_TEXT), True) if is_url(place) else _read(place)
     source = f"--observed {quoted_path(place)}"
     log = data.decode("utf-8", errors="replace")  # of which a prompt may be anything
-    if is_log(log):
-        return read_log(log, source, is_whole=False)
-    return scrape(_metrics(data, place), source)
+    if is_all:
+        return read_log(log, source, is_whole=False) if is_log(log) else scrape(_metrics(data, place), source)
+    found = read_log(log, f"{source} (its last {END_OF_LOG / MIB:g} MiB)", is_whole=False)
+    end = f"of {quoted_path(place)} only the last {END_OF_LOG / MIB:g} MiB were read; its lines are counted from there"
+    return replace(found, notices=[*found.notices, end])
 
 
 def _parse(text: str) -> Observation:
@@ -104,10 +111,19 @@ def _metrics(data: bytes, place: str) -> str:
         ) from error
 
 
-def _read(path: str) -> bytes:
+def _read(path: str) -> tuple[bytes, bool]:
+    """A file, and whether that is all of it: of a large one it is the end, from the beginning of a line on."""
     try:
-        with open_to_read(path, LARGEST_TEXT) as file:
-            return file.read()
+        try:
+            with open_to_read(path, LARGEST_TEXT) as file:
+                return file.read(), True
+        except OSError as error:
+            if error.errno != errno.EFBIG or not os.path.isfile(path):
+                raise
+        with open(path, "rb") as log:
+            log.seek(-END_OF_LOG, os.SEEK_END)
+            log.readline()
+            return log.read(LARGEST_TEXT), False
     except OSError as error:
         raise UsageError(
             f"--observed {quoted_path(path)} cannot be read: {error.strerror}; give {EXAMPLE}, or {FROM_VLLM}"

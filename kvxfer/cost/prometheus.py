@@ -95,8 +95,8 @@ def scrape(text: str, source: str) -> Scraped:
     """What the NIXL histograms in a Prometheus text say. `source` names it in errors.
 
     Raises UsageError with the number of a line that is not in this format, is there twice or ends without a newline;
-    when there are no transfers in it, a histogram is not whole or contradicts itself, or a mean is none that a transfer has; and when they
-    post for longer than they take.
+    when there are no transfers in it, a histogram is not whole or contradicts itself, or a mean is none that a transfer
+    has; and when they post for longer than they take.
     """
     found = _histograms(text, source)
     transfers = found[TIME]

@@ -140,6 +140,25 @@ def test_a_log_may_be_quoted_have_any_bytes_and_be_written_to(
     assert "line 3 ends without a newline: it may be cut off, and is left out" in document["notices"]
 
 
+def test_of_a_long_log_the_end_is_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explained, "LARGEST_TEXT", 1 << 20)
+    monkeypatch.setattr(explained, "END_OF_LOG", 1 << 19)
+    path = tmp_path / "vllm.log"
+    slow = VLLM_LINE.replace("173.8", "999")
+    path.write_text(f"{slow}\n{'INFO nothing' * 90_000}\nINFO\n{VLLM_LINE}\n{VLLM_LINE[:150]}")
+    document = explained_as(capsys, "--observed", str(path))
+    assert document["observed"]["explained"][0]["observation"]["ms"] == 173.8
+    told = " ".join(document["notices"])
+    assert "line 3 ends without a newline" in told
+    assert f"of '{path}' only the last 0.5 MiB were read; its lines are counted from there" in told
+    path.write_text(f"{slow}\n" + "INFO nothing\n" * 90_000)
+    assert "log' (its last 0.5 MiB) tells of no successful transfer with its Avg" in refused(
+        capsys, "--observed", str(path)
+    )
+
+
 def test_metrics_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "metrics.txt"
     path.write_text(TEXT)
