@@ -40,6 +40,7 @@ def read_config(path: Path, *, cache_given: bool = False) -> ModelShape:
     """
     config = read_config_file(path)
     name = (path.resolve().parent.name if path.name == "config.json" else path.stem) or "model"
+    name = name.encode("utf-8", "replace").decode("utf-8")  # as a result has it
     try:
         return shape_from_config(config, name, str(path))
     except UsageError:

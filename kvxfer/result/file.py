@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import secrets
 import stat
 import sys
@@ -30,6 +31,9 @@ STANDARD_OUTPUT = ("-", "/dev/stdout")
 
 LARGEST_RESULT = 256 << 20
 """Bytes that are read of one: far more than those of long runs with all their samples have."""
+
+ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(ud[89a-f]..)|.)")
+"""One of JSON's: a pair of surrogates, a lone one, or another."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -65,13 +69,14 @@ def write_result(path: str | Path, result: Result) -> None:
 
     A regular file appears complete or not at all: everything goes to a temporary file beside it, which takes its name
     only once it is on the disk; an earlier file of that name stays as it was until then. A symbolic link is followed.
-    What is no regular file (a pipe, a device) is written in place.
+    What is no regular file (a pipe, a device) is written in place. What in a file's name is no text in UTF-8, in Python
+    a lone surrogate, is written as `?`: strict readers of JSON refuse it.
 
     Raises UnavailableError when it cannot be written, and ValueError when a number in it is not finite (a defect, JSON
     has no such numbers).
     """
     lines = (f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in result.items())
-    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    text = ESCAPE.sub(lambda found: "?" if found[1] else found[0], "{\n" + ",\n".join(lines) + "\n}\n")
     name = os.fspath(path)
     try:
         if name in STANDARD_OUTPUT:

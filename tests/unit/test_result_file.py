@@ -33,10 +33,11 @@ def test_one_line_per_field_of_the_top_level(tmp_path: Path) -> None:
     assert len((tmp_path / "a").read_text().splitlines()) == len(example_result()) + 2
 
 
-def test_a_name_that_is_no_unicode_is_kept(tmp_path: Path) -> None:
-    command = ["kvxfer", os.fsdecode(b"model-\xff")]
+def test_what_of_a_name_is_no_unicode_is_no_lone_surrogate(tmp_path: Path) -> None:
+    """Readers of other languages refuse such; what only looks like one stays."""
+    command = ["kvxfer", os.fsdecode(b"model-\xff\xfe"), "\\udcff", "\U0001f600", "\ud83d", "\\"]
     write_result(tmp_path / "a", example_result() | {"command": command})
-    assert read_result(tmp_path / "a")["command"] == command
+    assert read_result(tmp_path / "a")["command"] == ["kvxfer", "model-??", "\\udcff", "\U0001f600", "?", "\\"]
 
 
 def test_the_mode_follows_the_umask_or_the_file_that_was_there(tmp_path: Path) -> None:
