@@ -22,6 +22,8 @@ LEAST_PROCESSES = 3
 LEAST_SPREAD = 4.0
 """Bytes, descriptors and their ratio have to differ by this factor, or γ and β cannot be told apart."""
 
+LONGER = "give a longer --tokens, of which all are made"
+
 BOOTSTRAPS = 400
 LEVEL = 0.95
 OCCUPANCY_STEPS = 200
@@ -125,7 +127,8 @@ def fit(points: Sequence[Point], seed: int = 0) -> Fit:
     Raises UsageError, saying how many it takes, when there are too few or they differ too little.
     """
     fitted, several = with_role(points, "fit"), with_role(points, "inflight")
-    _require_enough(fitted, several)
+    require_different(fitted)
+    _require_processes([*fitted, *several])
     rows = _rows(fitted, [point.median_ns for point in fitted])
     tried = choose(rows)
     shape = tried[-1].shape
@@ -143,18 +146,13 @@ def _better_form(breaks: tuple[int, ...], rows: Rows) -> CostModel:
     return min((solve(Shape(form, breaks), rows) for form in FORMS), key=lambda model: loss(model, rows))
 
 
-def _require_enough(fitted: Sequence[Point], several: Sequence[Point]) -> None:
-    different = {(point.descriptors, point.bytes) for point in fitted}
+def require_different(points: Sequence[Point]) -> None:
+    """Raises UsageError, saying what is missing, where no times of these requests could tell α, γ and β apart."""
+    different = {(point.descriptors, point.bytes) for point in with_role(points, "fit")}
     if len(different) < LEAST_POINTS:
         raise UsageError(
             f"a cost model takes at least {LEAST_POINTS} requests that differ in bytes or descriptors, and here are "
-            f"{len(different)}, {LEAST_POINTS - len(different)} too few; give a longer --tokens, of which all are made"
-        )
-    processes = min(len(point.process_ns) for point in [*fitted, *several])
-    if processes < LEAST_PROCESSES:
-        raise UsageError(
-            f"a cost model takes each request from at least {LEAST_PROCESSES} fresh starts of its processes, and one "
-            f"here has {processes}; measure {LEAST_PROCESSES - processes} more"
+            f"{len(different)}, {LEAST_POINTS - len(different)} too few; {LONGER}"
         )
     for what, values in (
         ("bytes", [float(size) for _, size in different]),
@@ -164,8 +162,17 @@ def _require_enough(fitted: Sequence[Point], several: Sequence[Point]) -> None:
         if max(values) < LEAST_SPREAD * min(values):
             raise UsageError(
                 f"a cost model takes requests whose {what} differ by a factor of {LEAST_SPREAD:g}, and here they go "
-                f"from {min(values):,.0f} to {max(values):,.0f}; measure other lengths, block sizes or fragmentations"
+                f"from {min(values):,.0f} to {max(values):,.0f}; {LONGER}"
             )
+
+
+def _require_processes(points: Sequence[Point]) -> None:
+    processes = min(len(point.process_ns) for point in points)
+    if processes < LEAST_PROCESSES:
+        raise UsageError(
+            f"a cost model takes each request from at least {LEAST_PROCESSES} fresh starts of its processes, and one "
+            f"here has {processes}; measure {LEAST_PROCESSES - processes} more"
+        )
 
 
 def _rows(points: Sequence[Point], ns: Sequence[float] | Array) -> Rows:

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvxfer.backend.probe import MEASURES_NOTHING
 from kvxfer.cost.cold import cold_record
-from kvxfer.cost.fit import LEAST_PROCESSES, fit
+from kvxfer.cost.fit import LEAST_PROCESSES, fit, require_different
 from kvxfer.cost.points import Point, Role
 from kvxfer.errors import KvxferError, PeerLostError
 from kvxfer.measure.grid import design
@@ -136,6 +136,8 @@ def _measure(
             say(f"cost model of {_named(row)}: round {number + 1}, {done}/{len(sampled)}")
             transport = _sample(session, sampled[index], hosts, effort)
             require_transport(sampled[index].row, transport, request.require_transport)
+        if not number:  # further rounds would be in vain
+            require_different([one.point() for one in sampled if one.processes])
     return sampled, transport
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,8 +12,10 @@ from hypothesis import strategies as st
 from kvxfer.cache.spec import CacheSpec
 from kvxfer.cache.wire import run_count
 from kvxfer.cost.points import Role
+from kvxfer.errors import UsageError
+from kvxfer.measure import fitting
 from kvxfer.measure.grid import INFLIGHT, design
-from kvxfer.measure.request import Row
+from kvxfer.measure.request import Effort, Row
 from kvxfer.model.dtypes import resolve_dtype
 from kvxfer.model.presets import load_model
 
@@ -85,3 +89,21 @@ def test_what_is_held_out_is_not_fitted_under_another_fragmentation() -> None:
 @pytest.mark.parametrize("tokens", [16, 100])
 def test_a_short_prompt_has_a_smaller_grid(tokens: int) -> None:
     assert 0 < len(of_role(design(longest(tokens=tokens)), "fit")) < len(of_role(design(longest()), "fit"))
+
+
+def test_a_grid_that_tells_too_little_is_refused_after_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 tokens; to measure it for all of --fit-seconds would be in vain."""
+    started = []
+
+    def sample(session: object, one: fitting.Sampled, hosts: object, effort: object) -> str:
+        started.append(one)
+        one.descriptors = descriptors(one.row)
+        one.processes.append(fitting.Process(1e6, {}, noisy=False))
+        return "tcp"
+
+    monkeypatch.setattr(fitting, "_sample", sample)
+    request = SimpleNamespace(effort=Effort(), require_transport="")
+    row = longest(tokens=16)
+    with pytest.raises(UsageError, match="here are 4, 2 too few; give a longer --tokens"):
+        fitting._measure(None, row, None, 60.0, request, lambda step: None)  # type: ignore[arg-type]
+    assert len(started) == len(design(row))
