@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvxfer.cost.model import CostModel, finite, from_record, ns_per_byte
+from kvxfer.cost.model import LARGEST_FIGURE, CostModel, finite, from_record, ns_per_byte
 from kvxfer.cost.pipeline import Span
 from kvxfer.errors import UsageError
 from kvxfer.wording import quoted
@@ -167,7 +167,7 @@ def _from_zero(value: Any) -> float:
 
 def _range(ends: Sequence[Any]) -> tuple[int, int]:
     low, high = ends
-    if type(low) is not int or type(high) is not int or not 1 <= low <= high:
+    if type(low) is not int or type(high) is not int or not 1 <= low <= high <= LARGEST_FIGURE:
         raise ValueError
     return low, high
 

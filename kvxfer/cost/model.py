@@ -125,7 +125,8 @@ def from_record(record: Mapping[str, Any]) -> CostModel:
         )
         figures = [model.alpha_ns, model.gamma_ns, model.occupancy_ns or 0.0]
         figures += [part for band in bands for part in (band.ns_per_byte, band.step_ns)]
-        if form not in FORMS or not bands or bands[0].from_bytes or min(figures) < 0:
+        begins = [band.from_bytes for band in bands]
+        if form not in FORMS or begins[:1] != [0] or begins != sorted(set(begins)) or min(figures) < 0:
             raise ValueError
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(

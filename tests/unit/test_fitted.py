@@ -137,6 +137,7 @@ def test_ranks_of_what_was_fitted() -> None:
         {"valid": {"bytes": [5.0, 6.0], "descriptors": [1, 2]}},
         {"valid": {"bytes": [5], "descriptors": [1, 2]}},
         {"valid": {"bytes": [0, 5], "descriptors": [1, 2]}},
+        {"valid": {"bytes": [1, 10**400], "descriptors": [1, 2]}},
         {"alpha_ns": {"value": float("inf"), "ci95": [1, 2]}},
         {"alpha_ns": {"value": 10**400, "ci95": [1, 2]}},
         {"alpha_ns": {"value": 3.0, "ci95": [1, float("inf")]}},
@@ -163,6 +164,7 @@ def test_ranks_of_what_was_fitted() -> None:
         {"bands": [{"from_bytes": 0, "beta_gbyte_s": {"value": 1.0, "ci95": [1, 1e300]}, "step_ns": 0}]},
         {"alpha_ns": {"value": 1e300, "ci95": [1, 2]}},
         {"bands": []},
+        {"bands": [{"from_bytes": each, "beta_gbyte_s": None, "step_ns": 0} for each in (0, 100, 50)]},
         {"form": "product"},
     ],
 )
