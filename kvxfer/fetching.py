@@ -98,7 +98,10 @@ def _fetch(url: str, most: int) -> bytes:
             f"{quoted_path(url)} cannot be fetched: {why}; is vLLM there, and this its port?"
         ) from error
     if len(body) > most:
-        raise UsageError(f"{quoted_path(url)} has more than {most / (1 << 20):g} MiB; vLLM's metrics have far less")
+        raise UsageError(
+            f"{quoted_path(url)} has more than {most / (1 << 20):g} MiB; vLLM's metrics have far less; of a log "
+            "give the last lines (tail) as a file"
+        )
     if missing:
         raise _cut_off(url, f"{missing:,} bytes of its Content-Length are missing")
     return body

@@ -40,7 +40,8 @@ def render_observed(document: Row, console: Console) -> None:
     console.print()
     print_pairs([("assumed", _prior(prior)) for prior in observed["priors"]], console)
     if observed["tolerance_percent"] > 1:
-        print_pairs([("beware", f"they fit together within {observed['tolerance_percent']:g} % only")], console)
+        what = "they fit together" if len(observed["explained"]) > 1 else "its figures fit what is assumed"
+        print_pairs([("beware", f"{what} within {observed['tolerance_percent']:g} % only")], console)
     print_notices(document["notices"], console)
 
 

@@ -81,6 +81,13 @@ def test_what_is_open_says_what_to_measure(capsys: pytest.CaptureFixture[str]) -
     assert "measure  post_ms" in text
 
 
+def test_figures_a_little_off_are_told_whether_one_or_several(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(["--observed", "bytes=1.018e9,ms=20", "--link", "400"]) == 0
+    assert "its figures fit what is assumed within 2 % only" in capsys.readouterr().out
+    assert plan.main([*("--observed", "bytes=4e9,ms=100"), *("--observed", "bytes=4e9,ms=108")]) == 0
+    assert "they fit together within 5 % only" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("argv", [["--measured", "/nonexistent.json"], ["--model", "nonsense"], ["--tokens", "abc"]])
 def test_options_that_it_does_not_look_at_are_named(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert f"does not look at {argv[0]};" in refused(capsys, "--observed", LINE, *argv)
