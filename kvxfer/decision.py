@@ -42,7 +42,7 @@ from kvxfer.cost.split import (
 from kvxfer.cost.verdict import Decision, decide
 from kvxfer.load_options import Offered
 from kvxfer.model.dtypes import DType
-from kvxfer.wording import three_digits
+from kvxfer.wording import told_beside
 
 Record = Mapping[str, Any]
 
@@ -154,7 +154,7 @@ def verdict_record(service: Service) -> Record:
             cases.append((label, decision))
     return {
         "answer": _answer(cases, several_dtypes=len(service.asked.dtypes) > 1),
-        "reasons": _reasons(cases) + _warnings(service),
+        "reasons": _reasons(cases, several_dtypes=len(service.asked.dtypes) > 1) + _warnings(service),
         "cases": [label | decision.as_record() for label, decision in cases],
     }
 
@@ -338,18 +338,20 @@ def _answer(cases: Sequence[Case], several_dtypes: bool) -> str:
     for label, decision in cases:
         where = str(label["path"] or "any path")
         told = decision.answer + " (provisional)" * (decision.provisional and decision.by is not None)
-        by_answer.setdefault(told, []).append(f"{label['dtype']}, {where}" if several_dtypes else where)
+        by_answer.setdefault(told, []).append(f"{label['dtype']} over {where}" if several_dtypes else where)
     if len(by_answer) == 1:
         return next(iter(by_answer))
     return "; ".join(f"{answer}: {', '.join(where)}" for answer, where in by_answer.items())
 
 
-def _reasons(cases: Sequence[Case]) -> list[str]:
-    reasons = []
-    for _, decision in cases:
+def _reasons(cases: Sequence[Case], several_dtypes: bool) -> list[str]:
+    """A reason that is the same of several dtypes is told once, with all of them."""
+    decided: dict[str, dict[str, None]] = {}
+    for label, decision in cases:
         if decision.by is not None:
             finding = next(one for one in decision.as_record()["rules"] if one["rule"] == decision.by)
-            reasons.append(f"{decision.by}: {finding['why']}")
+            decided.setdefault(f"{decision.by}: {finding['why']}", {})[str(label["dtype"])] = None
+    reasons = [f"{', '.join(dtypes)}: {told}" if several_dtypes else told for told, dtypes in decided.items()]
     needs = [need for _, decision in cases for need in decision.needs]
     if needs:
         reasons.append(f"not known, and could change it: {'; '.join(dict.fromkeys(needs))}")
@@ -361,7 +363,8 @@ def _warnings(service: Service) -> list[str]:
     """What a split would run into whatever the rules say."""
     warnings, pools = [], service.pools
     if pools.prefill_busy is not None and pools.prefill_busy >= 1:
-        warnings.append(f"the prefill pool is too small: the load takes {pools.prefill_busy:.0%} of its time")
+        busy = told_beside(100 * pools.prefill_busy, 100)
+        warnings.append(f"the prefill pool is too small: the load takes {busy}% of its time")
     for path in (path for paths in service.paths.values() for path in paths):
         if path.overloaded:
             warnings.append(f"{path.dtype} over {path.path}: the load takes {path.busy}, more than it can carry")
@@ -369,6 +372,7 @@ def _warnings(service: Service) -> list[str]:
         cache = _cache(service, dtype)
         needed, available = cache["needed_bytes"], cache["available_bytes"]
         if needed is not None and available is not None and needed > available:
-            told = f"{three_digits(needed / 1e9)} GB of {dtype.name} cache, and has {three_digits(available / 1e9)}"
+            takes, has = needed / 1e9, available / 1e9
+            told = f"{told_beside(takes, has)} GB of {dtype.name} cache, and has {told_beside(has, takes)}"
             warnings.append(f"the decode pool is too small: its sequences take {told}")
     return warnings

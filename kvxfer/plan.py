@@ -43,7 +43,7 @@ from kvxfer.model.record import model_record
 from kvxfer.pipelining import chunk_notices
 from kvxfer.result.file import ONE_HOST_SCOPES, SCHEMA_VERSION, read_result, write_result
 from kvxfer.topology.links import parse_links
-from kvxfer.wording import told_requests
+from kvxfer.wording import three_digits, told_requests
 
 ONE_HOST = (
     "the measured times are from one host ({}): they say nothing about the links, and no verdict follows; measure "
@@ -300,9 +300,10 @@ def _as_flops(request: Request, rows: Sequence[dict[str, Any]]) -> list[str]:
         return []
     gpus, assumed = request.assumptions.gpus, request.assumptions.eff_tflops
     sustained = assumed * by_basis["full"]["prefill_ms"] / by_basis[GIVEN]["prefill_ms"]
-    tokens = by_basis[GIVEN]["tokens"]
+    tokens, whose = by_basis[GIVEN]["tokens"], f"each of {gpus} GPUs" if gpus > 1 else "one GPU"
+    prompt = f"{tokens:,} token{'s' * (tokens > 1)}"
     return [
-        f"the given prefill of {tokens:,} tokens is {sustained:,.3g} TFLOP/s on each of {gpus} GPUs, beside {assumed:g}"
+        f"the given prefill of {prompt} is {three_digits(sustained)} TFLOP/s on {whose}, beside {assumed:g} assumed"
     ]
 
 

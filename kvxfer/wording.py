@@ -38,9 +38,23 @@ def did_you_mean(text: str, names: Iterable[str]) -> str:
     return f" (did you mean {by_lower[near[0]]}?)" if near else ""
 
 
+def digits(value: float, count: int) -> str:
+    """So many significant digits, and every digit before the point."""
+    return f"{value:,.{count}g}" if abs(value) < 10**count - 0.5 else f"{value:,.0f}"
+
+
 def three_digits(value: float) -> str:
     """Three significant digits, and every digit before the point."""
-    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+    return digits(value, 3)
+
+
+def told_beside(value: float, *limits: float) -> str:
+    """Three significant digits, or up to six where fewer do not tell it from each limit."""
+
+    def alike(count: int) -> bool:
+        return digits(value, count) in [digits(limit, count) for limit in limits]
+
+    return digits(value, next((count for count in range(3, 7) if not alike(count)), 3))
 
 
 def told_requests(sizes: tuple[float, float], pieces: tuple[float, float] | None = None) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.fitted import Fitted
 from kvxfer.cost.priors import TCP_ALPHA_US, TCP_FIT, TCP_GAMMA_US, USUAL_POSTING_US
+from kvxfer.wording import digits, three_digits
 
 WITHIN_ONE_HOST = ("shm", "cma", "null")
 """Backends of memory: what a piece costs there says nothing of a network's."""
@@ -48,7 +49,8 @@ def line_rate_notices(
 
 def _may_add(assumptions: Assumptions, tokens: int, pieces: float, prefill_ms: float, fitted: Sequence[Fitted]) -> str:
     """Of what was not given."""
-    told = f"{tokens:,} tokens in {pieces:,.0f} pieces, whose prefill takes {_ms(prefill_ms)} ms"
+    prompt = f"{tokens:,} token{'s' * (tokens > 1)} in {pieces:,.0f} piece{'s' * (pieces > 1)}"
+    told = f"{prompt}, whose prefill takes {three_digits(prefill_ms)} ms"
     if assumptions.gamma_us:
         shown = [_added(alpha_us, 0.0, whose, 0.0, prefill_ms) for alpha_us, _, whose in _fits(fitted)]
         return f"α may add to {told}: {'; '.join(shown)}"
@@ -58,9 +60,9 @@ def _may_add(assumptions: Assumptions, tokens: int, pieces: float, prefill_ms: f
         for alpha_us, gamma_us, whose in _fits(fitted)
     ]
     shown.append(
-        f"{_ms(low_ms)} … {_ms(high_ms)} ms ({_percent(low_ms, prefill_ms)} … {_percent(high_ms, prefill_ms)}) for the "
-        f"pieces alone where each takes {USUAL_POSTING_US[0]:g} … {USUAL_POSTING_US[1]:g} µs, as is reported of vLLM "
-        "with NIXL"
+        f"{three_digits(low_ms)} … {three_digits(high_ms)} ms ({_percent(low_ms, prefill_ms)} … "
+        f"{_percent(high_ms, prefill_ms)}) for the pieces alone where each takes {USUAL_POSTING_US[0]:g} … "
+        f"{USUAL_POSTING_US[1]:g} µs, as is reported of vLLM with NIXL"
     )
     return f"{'γ' if assumptions.fixed_ms else 'α and γ'} may add to {told}: {'; '.join(shown)}"
 
@@ -82,13 +84,9 @@ def _fits(fitted: Sequence[Fitted]) -> list[tuple[float, float, str]]:
 def _added(alpha_us: float, gamma_us: float, whose: str, pieces: float, prefill_ms: float) -> str:
     added_ms = (alpha_us + gamma_us * pieces) / 1e3
     share = _percent(added_ms, prefill_ms)
-    figures = [f"α {alpha_us:.3g} µs"] * bool(alpha_us) + [f"γ {gamma_us:.2g} µs"] * bool(gamma_us)
-    return f"{_ms(added_ms)} ms ({share} of that) by {whose} ({', '.join(figures)})"
+    figures = [f"α {three_digits(alpha_us)} µs"] * bool(alpha_us) + [f"γ {digits(gamma_us, 2)} µs"] * bool(gamma_us)
+    return f"{three_digits(added_ms)} ms ({share} of that) by {whose} ({', '.join(figures)})"
 
 
 def _percent(ms: float, prefill_ms: float) -> str:
-    return f"{100 * ms / prefill_ms:.2g} %"
-
-
-def _ms(milliseconds: float) -> str:
-    return f"{milliseconds:,.3g}"
+    return f"{digits(100 * ms / prefill_ms, 2)} %"

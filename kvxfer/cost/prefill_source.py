@@ -15,6 +15,7 @@ from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.prefill import attention_flop, attention_formula, linear_flop, prefill_ms
 from kvxfer.errors import UsageError
 from kvxfer.model.shape import ModelShape
+from kvxfer.wording import digits
 
 GIVEN = "given"
 """The basis of what the user measured."""
@@ -74,7 +75,7 @@ class PrefillRate:
     basis: str = GIVEN
 
     def named(self) -> str:
-        return f"given: {self.tokens_per_s:,.6g} tokens/s (--prefill-tokens-per-s)"
+        return f"given: {digits(self.tokens_per_s, 6)} tokens/s (--prefill-tokens-per-s)"
 
     def covers(self, tokens: float) -> bool:
         return True
@@ -115,8 +116,8 @@ class PrefillTimes:
             return 0.0
         if not self.covers(tokens):
             raise UsageError(
-                f"a prefill of {tokens:,.6g} tokens is outside the {self.range} tokens of {self.file}; measure it too, "
-                "ask for lengths within, or say --prefill-extrapolate"
+                f"a prefill of {digits(tokens, 6)} token{'s' * (tokens != 1)} is outside the {self.range} tokens of "
+                f"{self.file}; measure it too, ask for lengths within, or say --prefill-extrapolate"
             )
         return on_the_line([(0, 0.0), *self.points], tokens)
 
@@ -138,7 +139,7 @@ class PrefillHere:
     def between_ms(self, start: float, end: float) -> float:
         """Of what was computed of a prompt that ends there; where that began it is not asked."""
         if int(end) not in self.prompt_ms:
-            raise UsageError(f"the prefill of {end:,.6g} tokens was not measured here; name them with --tokens")
+            raise UsageError(f"the prefill of {digits(end, 6)} tokens was not measured here; name them with --tokens")
         return self.prompt_ms[int(end)]
 
 
@@ -167,8 +168,8 @@ def prompt_ms(source: PrefillSource, assumptions: Assumptions, tokens: int) -> f
     milliseconds = source.between_ms(cached, tokens)
     if milliseconds <= 0:
         raise UsageError(
-            f"the last {tokens - cached:,.6g} of {tokens:,} tokens take no time by {source.named()}; give times that "
-            "rise with the length"
+            f"the last {digits(tokens - cached, 6)} of {tokens:,} tokens take no time by {source.named()}; give times "
+            "that rise with the length"
         )
     return milliseconds
 

@@ -20,6 +20,7 @@ from kvxfer.cost.pipelined import Crossing, MeasuredLink, Pipelined, Pipelining
 from kvxfer.cost.prefill_source import PrefillSource, prompt_ms
 from kvxfer.cost.ratio import line_rate_ms
 from kvxfer.result.file import ONE_HOST_SCOPES
+from kvxfer.wording import told_beside
 
 LARGEST_TOKENS = 100_000_000
 
@@ -54,7 +55,7 @@ class Busy:
 
     def __str__(self) -> str:
         whose = "each engine of either side" if self.side is None else f"each {self.side} engine"
-        return f"{self.share:.0%} of the time that the path of {whose} has"
+        return f"{told_beside(100 * self.share, 100)}% of the time that the path of {whose} has"
 
 
 @dataclass(frozen=True)

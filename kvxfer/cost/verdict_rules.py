@@ -24,7 +24,7 @@ from kvxfer.cost.rests_on import (
 )
 from kvxfer.cost.situation import Finding, Number, Situation, unknown
 from kvxfer.cost.split import PathCost
-from kvxfer.wording import three_digits
+from kvxfer.wording import three_digits, told_beside
 
 SHORT_TOKENS = 1024
 """90 % of short prompts have no more."""
@@ -72,7 +72,7 @@ def short_prompts(situation: Situation) -> Finding:
         return unknown(f"{why}; how many sequences decode at once is not known", needs, numbers, thresholds)
     few = concurrency < LOW_CONCURRENCY
     beside = f"fewer than {LOW_CONCURRENCY}" if few else f"and fewer than {LOW_CONCURRENCY} are few"
-    why += f"; {three_digits(concurrency)} sequences decode at once, {beside}"
+    why += f"; {told_beside(concurrency, LOW_CONCURRENCY)} sequences decode at once, {beside}"
     return Finding(few, why, numbers, thresholds, (), rests_on)
 
 
@@ -90,18 +90,19 @@ def small_cluster(situation: Situation) -> Finding:
         return Finding(True, f"{why}, and there are {cluster.total} in all", numbers, thresholds)
     rests_on = situation.rests_on(PREFILL, LAYERS, LENGTHS)
     if pools.prefill_busy is not None and pools.prefill_busy >= LEAST_BUSY:
-        why = f"prefill is busy {pools.prefill_busy:.0%} of the time, and {LEAST_BUSY:.0%} is enough"
+        why = f"prefill is busy {_percent(pools.prefill_busy, LEAST_BUSY)} of the time, and {LEAST_BUSY:.0%} is enough"
         return Finding(False, why, numbers, thresholds, (), rests_on)
     if pools.decode_batch is not None and pools.decode_batch >= LEAST_BATCH:
-        sequences = three_digits(pools.decode_batch)
+        sequences = told_beside(pools.decode_batch, LEAST_BATCH)
         why = f"a decode engine works on {sequences} sequences at once, and {LEAST_BATCH} are enough"
         return Finding(False, why, numbers, thresholds)
     if pools.prefill_busy is None or pools.decode_batch is None:
         needs = situation.missing("--prefill-gpus", "--decode-gpus", "--rate", "--output-tokens", "--decode-step-ms")
         return unknown("how busy the pools would be is not known", needs or ("--params",), numbers, thresholds)
     why = (
-        f"prefill is busy {pools.prefill_busy:.1%} of the time, less than {LEAST_BUSY:.0%}, and a decode engine works "
-        f"on {three_digits(pools.decode_batch)} sequences at once, fewer than {LEAST_BATCH}"
+        f"prefill is busy {_percent(pools.prefill_busy, LEAST_BUSY)} of the time, less than {LEAST_BUSY:.0%}, and a "
+        f"decode engine works on {told_beside(pools.decode_batch, LEAST_BATCH)} sequences at once, fewer than "
+        f"{LEAST_BATCH}"
     )
     return Finding(True, why, numbers, thresholds, (), rests_on)
 
@@ -152,15 +153,15 @@ def strict_itl(situation: Situation) -> Finding:
     meets = [mode for mode in able if _itl_ends(mode)[1] <= target]
     if meets:
         best = min(meets, key=lambda mode: mode.busy)
-        itl, longest = best.itl_p99_ms, best.stall_max_ms
-        why = f"colocated with {_words(best)} the p99 ITL is {itl:,.0f} ms, within the target of {target:g}"
-        why += f" (the longest stall is {longest:,.0f} ms"
+        itl, longest = told_beside(best.itl_p99_ms or 0.0, target), three_digits(best.stall_max_ms or 0.0)
+        why = f"colocated with {_words(best)} the p99 ITL is {itl} ms, within the target of {target:g}"
+        why += f" (the longest stall is {longest} ms"
         if best.chunk_tokens is None:
             return Finding(False, f"{why})", numbers, {}, (), rests_on)
         why += "; what such chunks cost of prefill's efficiency is not modelled)"
         return Finding(False, why, numbers, {}, (), (*rests_on, *situation.rests_on(CHUNKS)))
     if unsure := [mode for mode in able if _itl_ends(mode)[0] <= target]:
-        told = "; ".join(f"with {_words(mode)} from {_told_ends(mode)} ms" for mode in unsure)
+        told = "; ".join(f"with {_words(mode)} from {_told_ends(mode, target)} ms" for mode in unsure)
         why = f"colocated the p99 ITL is about the target of {target:g} ms, in {DRAWS} draws of the load {told}"
         return unknown(why, ("--lengths with timestamps of your load, or a target that is not so near",), numbers)
     if ENGINES in rests_on and any(_only_overloaded(mode, target) for mode in situation.modes):
@@ -172,7 +173,7 @@ def strict_itl(situation: Situation) -> Finding:
         lengths = ", ".join(f"{size:,}" for size in situation.chunks_not_known)
         why = f"whether chunks of {lengths} tokens meet the target of {target:g} ms is not known: their prefill is not"
         return unknown(why, (f"the prefill of {lengths} tokens, in --prefill-csv or --measured",), numbers)
-    told = "; ".join(f"{_words(mode)}: {_itl(mode)}" for mode in situation.modes)
+    told = "; ".join(f"{_words(mode)}: {_itl(mode, target)}" for mode in situation.modes)
     why = f"colocated the p99 ITL misses the target of {target:g} ms ({told}; {OTHER_CHUNKS}); decode alone takes "
     why += f"{step_ms:g} ms{_batches(situation.pools)}"
     numbers |= {"decode_batch": situation.pools.decode_batch, "colocated_batch": situation.pools.colocated_batch}
@@ -222,12 +223,12 @@ def _unheld(situation: Situation) -> Finding | None:
     """What keeps a split from carrying the load, whatever speaks for it: this path, or a pool that can grow."""
     path, prefill = situation.path, situation.pools.prefill_busy
     if path is not None and path.busy is not None and path.overloaded:
-        why = f"the load takes {path.busy}, more than it can carry"
+        why = f"{path.path}: the load takes {path.busy}, more than it can carry"
         if path.busy.both_overloaded:
             return Finding(False, why, _busy(path))
         return unknown(why, (f"--{path.busy.side}-gpus that hold the load, each engine with its path",), _busy(path))
     if prefill is not None and prefill >= 1:
-        why = f"the prefill pool of the split cannot keep up: the load takes {prefill:.0%} of its time"
+        why = f"the prefill pool of the split cannot keep up: the load takes {_percent(prefill, 1)} of its time"
         return unknown(why, ("--prefill-gpus that hold the load",), {"prefill_busy": prefill})
     return None
 
@@ -251,14 +252,18 @@ def _batches(pools: Pools) -> str:
 
 
 def _path(situation: Situation, path: PathCost) -> str:
-    rate = f"{path.path} ({three_digits(path.gbit)} Gb/s)" if path.measured else path.path
-    told = f"{rate}: a transfer is {three_digits(path.percent)} % of its prefill"
+    rate = f"{path.path} ({told_beside(path.gbit, SLOW_GBIT)} Gb/s)" if path.measured else path.path
+    told = f"{rate}: a transfer is {told_beside(path.percent, SMALL_PERCENT, LARGE_PERCENT)} % of its prefill"
     if path.pipelined is None:
         return told
     leaves = f"what pipelining by {path.pipelined.cut} leaves exposed"
     if situation.counts_pipelining:
-        return f"{told}, and {leaves} {three_digits(path.pipelined.percent)} %"
+        return f"{told}, and {leaves} {told_beside(path.pipelined.percent, SMALL_PERCENT, LARGE_PERCENT)} %"
     return f"{told} ({leaves} is not counted, as its sends are assumed to cost nothing)"
+
+
+def _percent(share: float, limit: float) -> str:
+    return f"{told_beside(100 * share, 100 * limit)}%"
 
 
 def _busy(path: PathCost) -> dict[str, Number]:
@@ -287,12 +292,10 @@ def _words(mode: Mode) -> str:
     return "whole prompts" if mode.chunk_tokens is None else f"chunks of {mode.chunk_tokens:,}"
 
 
-def _itl(mode: Mode) -> str:
+def _itl(mode: Mode, target: float) -> str:
     if mode.itl_p99_ms is None:
         return "prefill cannot keep up"
-    low, high = _itl_ends(mode)
-    told = f"{_told_ends(mode)} ms" if round(low) < round(high) else f"{mode.itl_p99_ms:,.0f} ms"
-    return f"{told}{', and prefill cannot keep up' if mode.overloaded else ''}"
+    return f"{_told_ends(mode, target)} ms{', and prefill cannot keep up' if mode.overloaded else ''}"
 
 
 def _itl_ends(mode: Mode) -> tuple[float, float]:
@@ -301,5 +304,5 @@ def _itl_ends(mode: Mode) -> tuple[float, float]:
     return mode.itl_p99_range_ms or (mode.itl_p99_ms, mode.itl_p99_ms)
 
 
-def _told_ends(mode: Mode) -> str:
-    return " to ".join(f"{end:,.0f}" for end in _itl_ends(mode))
+def _told_ends(mode: Mode, target: float) -> str:
+    return " to ".join(dict.fromkeys(told_beside(end, target) for end in _itl_ends(mode)))

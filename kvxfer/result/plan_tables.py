@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvxfer.result.printing import NONE, Column, figure, print_pairs, print_table, print_trimmed
-from kvxfer.wording import plain, three_digits
+from kvxfer.wording import digits, plain, three_digits
 
 Record = Mapping[str, Any]
 
@@ -94,11 +94,11 @@ def _load(load: Record) -> str:
     lengths = ", ".join(f"{prompts[name]:,} {name}" for name in ("p50", "p90", "p99"))
     told = [f"{load['source']}: prompts of {lengths}, {prompts['mean']:,.0f} mean tokens"]
     if load["output_tokens"] is not None:
-        told.append(f"answers of {load['output_tokens']:,.4g} tokens mean")
+        told.append(f"answers of {digits(load['output_tokens'], 4)} tokens mean")
     if load["requests_per_s"] is not None:
         how = "arrivals independent of each other"
         if load["arrivals"] == "trace":
-            how = f"as the trace's arrivals, which are bursty by {load['burstiness']:.2g} (1: independent)"
+            how = f"as the trace's arrivals, which are bursty by {digits(load['burstiness'], 2)} (1: independent)"
         told.append(f"{three_digits(load['requests_per_s'])} requests/s, {how}")
     return plain("; ".join(told))
 

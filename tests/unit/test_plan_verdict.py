@@ -113,7 +113,7 @@ def test_100_gbit_without_fp8_is_computed_first_and_fp8_is_not(capsys: Captured)
     shares = [rule_of(case, "slow links")["numbers"]["percent"] for case in (bf16, fp8)]
     assert shares[0] == pytest.approx(2 * shares[1])
     assert shares[0] == pytest.approx(29, abs=1)
-    assert document["verdict"]["answer"].startswith("compute the ratio first: bf16, 100 Gb/s line rate; ")
+    assert document["verdict"]["answer"].startswith("compute the ratio first: bf16 over 100 Gb/s line rate; ")
 
 
 def test_a_small_cache_is_no_reason_to_compute_first(capsys: Captured) -> None:
@@ -282,6 +282,33 @@ def test_what_is_added_to_the_shortest_prompt_is_told_as_a_share_of_its_prefill(
     short, long = (one for one in notices if one.startswith("α and γ may add"))
     assert short.startswith("α and γ may add to 16 tokens in 80 pieces, whose prefill takes 1.")
     assert "8,192 tokens in 40,960 pieces" in long
+
+
+def test_figures_of_notices_are_told_without_powers_of_ten(capsys: Captured) -> None:
+    """Of a prefill of seconds, and of one that is far less than what is added to it."""
+
+    def told(about: str, *argv: str) -> str:
+        (notice,) = [one for one in planned(capsys, *ARTICLE, *argv)["notices"] if about in one]
+        return str(notice)
+
+    assert "whose prefill takes 3,683 ms" in told("may add", "--tokens", "32768")
+    assert "(1,402 % … 1,870 %)" in told("may add", "--tokens", "16", "--eff-tflops", "40000")
+    flops = told("the given prefill", "--tokens", "1", "--prefill-tokens-per-s", "1e5", "--gpus", "1")
+    assert flops.startswith("the given prefill of 1 token is 13,")
+    assert flops.endswith(" TFLOP/s on one GPU, beside 400 assumed")
+    assert "answers of 16,000 tokens mean" in printed(capsys, *ARTICLE, "--output-tokens", "16000")
+
+
+def test_reasons_of_several_dtypes_and_paths_say_which(capsys: Captured) -> None:
+    argv = [*ARTICLE, *SERVED, *POOLS, "--dtype", "bf16,fp8", "--link", "400", "--tokens", "8192"]
+    reasons = planned(capsys, *argv)["verdict"]["reasons"]
+    assert reasons[0].startswith("bf16: fast links: 400 Gb/s line rate: a transfer is 7.1 % of its prefill")
+    assert reasons[1].startswith("fp8_e4m3: fast links: 400 Gb/s line rate: a transfer is 3.55 % of its prefill")
+    both = planned(capsys, *argv, "--itl-target-ms", "35")["verdict"]["reasons"]
+    assert both[0].startswith("bf16, fp8_e4m3: strict ITL: colocated the p99 ITL misses the target of 35 ms")
+    wide = [*ARTICLE, *SERVED, "--prefill-gpus", "64", "--decode-gpus", "4", "--link", "10,400", "--rate", "3"]
+    text = printed(capsys, *wide, "--itl-target-ms", "50", "--tokens", "8192")
+    assert "10 Gb/s line rate: the load takes 644% of the time" in text
 
 
 def test_parallelism_that_is_named_counts(capsys: Captured) -> None:

@@ -208,11 +208,26 @@ def test_the_words_of_fast_links_fit_a_measured_path_of_any_rate() -> None:
     assert fast_links(CALM).why.endswith("fast is 200 Gb/s or more, and 30 % is hard to hide")
 
 
+def test_what_is_near_a_threshold_is_told_apart_from_it() -> None:
+    """As of three digits it would be told as the threshold itself, or as what is beyond it."""
+    assert "a transfer is 15.04 % of its prefill; more than 15 %" in slow_links(changed(path=path(100, 15.04))).why
+    assert "a transfer is 29.98 %" in fast_links(changed(path=path(200, 29.98))).why
+    misses = strict_itl(changed(modes=[mode(None, 100.4), mode(512, 100.3)], itl_target_ms=100.2))
+    assert "misses the target of 100.2 ms (whole prompts: 100.4 ms; chunks of 512: 100.3 ms;" in misses.why
+    meets = strict_itl(changed(modes=[mode(None, 0.31)], step_ms=0.3, itl_target_ms=0.4))
+    assert "the p99 ITL is 0.31 ms, within the target of 0.4" in meets.why
+    few = changed(load=Load([100], "here"), pools=pools(concurrency=7.996))
+    assert "7.996 sequences decode at once, fewer than 8" in short_prompts(few).why
+    idle = changed(pools=pools(prefill_busy=0.29996, decode_batch=7.996))
+    assert "busy 29.996% of the time, less than 30%" in small_cluster(idle).why
+    assert "works on 7.996 sequences at once, fewer than 8" in small_cluster(idle).why
+
+
 def test_small_clusters_and_short_prompts_tell_their_thresholds() -> None:
     assert "busy 60% of the time, and 30% is enough" in small_cluster(CALM).why
     idle = pools(prefill_busy=0.29)
     assert "20 sequences at once, and 8 are enough" in small_cluster(changed(pools=idle)).why
-    assert "29.0% of the time, less than 30%" in small_cluster(changed(pools=replace(idle, decode_batch=4))).why
+    assert "29% of the time, less than 30%" in small_cluster(changed(pools=replace(idle, decode_batch=4))).why
     assert short_prompts(CALM).why == "p90 of the prompts is 8,192 tokens, more than 1,024"
     short = changed(load=Load([100], "here"))
     assert "no more than 1,024; 40 sequences decode at once, and fewer than 8 are few" in short_prompts(short).why
@@ -303,7 +318,8 @@ def test_nothing_speaks_for_a_split_that_cannot_hold_the_load(name: str) -> None
     assert situation.path is not None
     fewer = replace(situation, path=replace(situation.path, busy=Busy(1.0, "decode")))
     assert found(rule.find(fewer), ["--decode-gpus that hold the load, each engine with its path"]) is None
-    assert "100% of the time that the path of each decode engine has" in rule.find(fewer).why
+    told = "Gb/s line rate: the load takes 100% of the time that the path of each decode engine has"
+    assert told in rule.find(fewer).why
     assert rule.find(fewer).numbers["busy_side"] == "decode"
     both = replace(situation, path=replace(situation.path, busy=Busy(3.2, "decode", 1.6)))
     assert found(fast_links(both)) is False  # more engines of decode alone would not do
