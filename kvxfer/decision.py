@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from kvxfer.asked import Asked
-from kvxfer.cost.colocated import Mode, simulate, stall_rows
+from kvxfer.cost.colocated import Mode, chunks_not_known, simulate, stall_rows
 from kvxfer.cost.fitted import Fitted, fitting
 from kvxfer.cost.measured import Measured
 from kvxfer.cost.pipelined import Pipelining
@@ -160,12 +160,26 @@ def verdict_record(service: Service) -> Record:
 
 
 def pool_notices(service: Service) -> list[str]:
-    """What of the pools is left out for want of their size."""
-    cluster = service.pools.cluster
-    if service.offered.load.requests_per_s is None or len(cluster.engines) != 1:
-        return []
-    other = "decode" if "prefill" in cluster.engines else "prefill"
-    return [f"how busy the paths of {other}'s engines would be is not known, and not counted: --{other}-gpus"]
+    """What of the pools is left out for want of their size, and what of them does nothing."""
+    cluster, load, notices = service.pools.cluster, service.offered.load, []
+    if load.requests_per_s is not None and len(cluster.engines) == 1:
+        other = "decode" if "prefill" in cluster.engines else "prefill"
+        notices.append(
+            f"how busy the paths of {other}'s engines would be is not known, and not counted: --{other}-gpus"
+        )
+    if idle := cluster.idle:
+        told = (f"{gpus} of {where} (engines of {size})" for where, gpus, size in idle)
+        notices.append(f"GPUs that make no engine, and are idle here: {', '.join(told)}")
+    if service.offered.kv_memory_gb is not None:
+        known = {
+            "--decode-gpus": cluster.decode,
+            "--rate": load.requests_per_s,
+            "--output-tokens": load.mean_output,
+            "--decode-step-ms": service.offered.step_ms,
+        }
+        if missing := [name for name, value in known.items() if value is None]:
+            notices.append(f"whether --kv-memory-gb holds the decode pool's cache is not known: {', '.join(missing)}")
+    return notices
 
 
 def unused_notices(service: Service) -> list[str]:
@@ -306,7 +320,7 @@ def _situation(service: Service, dtype: DType, path: PathCost | None) -> Situati
         dtype=dtype,
         path=path,
         assumed=frozenset(assumed),
-        chunks_not_known=() if source is None else [size for size in offered.chunks if not source.covers(size)],
+        chunks_not_known=() if source is None else chunks_not_known(source, offered.load, offered.chunks),
     )
 
 

@@ -25,6 +25,8 @@ LARGEST_MS = 1e9
 LARGEST_US = 1e6
 SMALLEST_CHUNK = 16
 USUAL_CHUNKS = "2048,512"
+MOST_CHUNKS = 200_000
+"""Of a prompt: each is computed by itself."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def read_load_options(options: LoadOptions, shared: Options, asked: Asked, token
         objective=None if objective is None else parse_choice(objective, "--objective", ["latency", "throughput"]),
         itl_target_ms=_positive(options.itl_target_ms, "--itl-target-ms", LARGEST_MS),
         step_ms=_positive(options.decode_step_ms, "--decode-step-ms", LARGEST_MS),
-        chunks=parse_int_list(chunk, "--chunk", SMALLEST_CHUNK, LARGEST_TOKENS),
+        chunks=_chunks(chunk, max(load.prompts)),
         chunks_given=options.chunk is not None,
         kv_memory_gb=_positive(options.kv_memory_gb, "--kv-memory-gb", 1e6),
         ranks=(asked.prefill, asked.decode) if prefill_named and decode_named else None,
@@ -165,6 +167,17 @@ def read_load_options(options: LoadOptions, shared: Options, asked: Asked, token
         fragmentation=parse_float(options.fragmentation, "--fragmentation", 0, 1),
         regions=parse_int(options.regions, "--regions", high=2),
     )
+
+
+def _chunks(text: str, longest: int) -> list[int]:
+    """Sizes that cut the longest prompt into so many that a plan still answers at once. Raises UsageError."""
+    sizes = parse_int_list(text, "--chunk", SMALLEST_CHUNK, LARGEST_TOKENS)
+    if longest > MOST_CHUNKS * min(sizes):
+        raise UsageError(
+            f"--chunk {min(sizes)} cuts a prompt of {longest:,} tokens into more than {MOST_CHUNKS:,} chunks; give "
+            "larger ones"
+        )
+    return sizes
 
 
 def _load(options: LoadOptions, asked: Asked) -> Load:

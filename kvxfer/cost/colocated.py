@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from kvxfer.cost.assumptions import Assumptions
@@ -74,7 +74,7 @@ def stall_rows(
             "chunks": [
                 {"chunk_tokens": chunk, "stall_ms": _longest_ms(source, assumptions.cached_tokens(count), count, chunk)}
                 for chunk in chunks
-                if source.covers(chunk) and source.covers(count - chunk)
+                if source.covers(min(chunk, count)) and source.covers(count - chunk)
             ],
         }
         for count in tokens
@@ -96,14 +96,23 @@ def simulate(
     """
     rate = load.requests_per_s
     assert rate is not None
+    between_ms = cache(source.between_ms)  # every draw has the same chunks
     engines = [
-        _Engine(source, assumptions, step_ms, requests, rate / instances / 1e3) for requests in load.draws(instances)
+        _Engine(between_ms, assumptions, step_ms, requests, rate / instances / 1e3)
+        for requests in load.draws(instances)
     ]
     modes = [_mode(None, step_ms, [engine.whole() for engine in engines])]
+    unknown = chunks_not_known(source, load, chunks)
     for chunk in chunks:
-        if source.covers(chunk):
+        if chunk not in unknown:
             modes.append(_mode(chunk, step_ms, [engine.chunked(chunk) for engine in engines]))
     return modes
+
+
+def chunks_not_known(source: PrefillSource, load: Load, chunks: Sequence[int]) -> list[int]:
+    """The sizes whose prefill the source does not know; a chunk is no longer than the longest prompt."""
+    longest = load.percentile(100)
+    return [chunk for chunk in chunks if not source.covers(min(chunk, longest))]
 
 
 @dataclass(frozen=True)
@@ -149,14 +158,14 @@ def _longest_ms(source: PrefillSource, cached: float, tokens: int, chunk: int) -
 class _Engine:
     """One engine and the requests that it gets, (arrival in ms, prompt) by arrival, `per_ms` of them on average."""
 
-    source: PrefillSource
+    between_ms: Callable[[float, float], float]
     assumptions: Assumptions
     step_ms: float
     requests: Sequence[tuple[float, int]]
     per_ms: float
 
     def whole(self) -> _Simulated:
-        times = {prompt: self._between(self._cached(prompt), prompt) for prompt in self._counted}
+        times = {prompt: self.between_ms(self._cached(prompt), prompt) for prompt in self._counted}
         stalls: Counter[float] = Counter()
         requests, step_ms = self.requests, self.step_ms
         clock, index = requests[0][0], 0
@@ -192,7 +201,7 @@ class _Engine:
         sums, running = [0.0], 0  # of inner chunks' ms, from the first on
         for number in range(max(begun)):
             running += begun[number]
-            inner_ms = self._between(number * chunk, (number + 1) * chunk)
+            inner_ms = self.between_ms(number * chunk, (number + 1) * chunk)
             stalls[inner_ms] += running
             sums.append(sums[-1] + inner_ms)
         taken = {
@@ -226,12 +235,12 @@ class _Engine:
         start = self._cached(prompt)
         first, last = math.ceil(start / chunk), prompt // chunk
         if first > last:
-            return range(0), [self._between(start, prompt)]
+            return range(0), [self.between_ms(start, prompt)]
         ends = []
         if start < first * chunk:
-            ends.append(self._between(start, first * chunk))
+            ends.append(self.between_ms(start, first * chunk))
         if last * chunk < prompt:
-            ends.append(self._between(last * chunk, prompt))
+            ends.append(self.between_ms(last * chunk, prompt))
         return range(first, last), ends
 
     @cached_property
@@ -240,9 +249,6 @@ class _Engine:
 
     def _cached(self, prompt: int) -> float:
         return self.assumptions.cached_tokens(prompt)
-
-    def _between(self, start: float, end: float) -> float:
-        return self.source.between_ms(start, end)
 
     def _busy(self, taken: Mapping[int, float]) -> float:
         """The share of time that the requests take, by the ms of one of each length."""

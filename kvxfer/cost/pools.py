@@ -51,6 +51,16 @@ class Cluster:
         return 1 if self.total is None else max(1, self.total // self.prefill_instance)
 
     @property
+    def idle(self) -> list[tuple[str, int, int]]:
+        """GPUs beyond those of whole engines: where, how many, and how many an engine takes."""
+        layouts = (
+            ("the prefill pool's", self.prefill, self.prefill_instance),
+            ("the decode pool's", self.decode, self.decode_instance),
+            ("all where they are colocated", self.total, self.prefill_instance),
+        )
+        return [(where, gpus % size, size) for where, gpus, size in layouts if gpus and gpus >= size and gpus % size]
+
+    @property
     def decodes_alike(self) -> bool:
         """Whether the split is known to have as many engines that decode as all GPUs together, or more."""
         decode = self.decode_instances

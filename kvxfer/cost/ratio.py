@@ -30,6 +30,11 @@ from kvxfer.cost.prefill_source import PrefillSource, prefill_sources, prompt_ms
 from kvxfer.model.dtypes import DType
 from kvxfer.model.shape import ModelShape
 
+ONE_LINK = (
+    "--links per-rank changes nothing here: each side is one rank with one link, whatever --gpus says; --tp-prefill "
+    "and --tp-decode (--pp-…) name more"
+)
+
 SAME_PREFILL = 0.01
 """By which share the compute of a pipelined row may be off a prefill and still be that: layers take whole ns."""
 
@@ -88,12 +93,17 @@ def ratio_rows(
 
 
 def ratio_notices(shape: ModelShape, assumptions: Assumptions) -> list[str]:
-    """What a reader of the ratio should know: the bases that are missing and why."""
+    """What a reader of the ratio should know: the bases that are missing and why, and links that nobody has."""
+    notices = [] if assumptions.links_shared or assumptions.parallel else [ONE_LINK]
     if assumptions.seed_params(shape) is None:
-        return [f"no ratio for {shape.name}: its parameters are not known here; pass --params and --params-active"]
-    if assumptions.full_params(shape) is None:
-        return [f"no `full` row for {shape.name}: its active parameters are not known here; pass --params-active"]
-    return []
+        notices.append(
+            f"no ratio for {shape.name}: its parameters are not known here; pass --params and --params-active"
+        )
+    elif assumptions.full_params(shape) is None:
+        notices.append(
+            f"no `full` row for {shape.name}: its active parameters are not known here; pass --params-active"
+        )
+    return notices
 
 
 def _hit(assumptions: Assumptions, tokens: int) -> str:

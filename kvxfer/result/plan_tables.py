@@ -51,7 +51,7 @@ POOLS_NOTES = (
 FIRST_TOKENS = "Time to first token at this load: wait, prefill and, in the split, transfer"
 FIRST_TOKENS_NOTES = (
     "Of the requests of one engine (one draw of them), first come first served, replayed. –: the p99 of fewer than a",
-    "hundred, and a path that was not measured for all prompts.",
+    "hundred, a split whose prefill pool is not said, and a path that was not measured for all prompts.",
     "Transfers from several prefill engines that meet at one of decode are taken not to wait for each other.",
 )
 

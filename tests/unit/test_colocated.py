@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvxfer.cost.assumptions import Assumptions
-from kvxfer.cost.colocated import Mode, simulate, stall_rows
+from kvxfer.cost.colocated import Mode, chunks_not_known, simulate, stall_rows
 from kvxfer.cost.load import Load
 from kvxfer.cost.prefill_source import PrefillRate, PrefillTimes, prefill_sources
 from kvxfer.model.presets import load_model
@@ -35,8 +37,25 @@ def test_a_chunk_is_no_longer_than_its_prompt_and_none_where_the_times_do_not_re
     (row,) = stall_rows([A_TOKEN_A_MS], [100], [64, 512], NONE_CACHED)
     assert [chunk["stall_ms"] for chunk in row["chunks"]] == [64, 100]
     measured = PrefillTimes([(1000, 10.0), (4000, 50.0)], "times.csv")
-    (row,) = stall_rows([measured], [4000], [2000, 512], NONE_CACHED)
-    assert [chunk["chunk_tokens"] for chunk in row["chunks"]] == [2000]
+    (row,) = stall_rows([measured], [4000], [2000, 512, 8000], NONE_CACHED)
+    assert [chunk["chunk_tokens"] for chunk in row["chunks"]] == [2000, 8000]
+    assert row["chunks"][1]["stall_ms"] == row["prompt_ms"]  # no chunk is longer than its prompt
+    load = Load([4000, 1000], "here", rate=1)
+    modes = simulate(measured, load, 1, 10.0, [2000, 512, 8000], NONE_CACHED)
+    assert [mode.chunk_tokens for mode in modes] == [None, 2000, 8000]
+    assert chunks_not_known(measured, load, [2000, 512, 8000]) == [512]
+
+
+def test_every_draw_has_the_same_chunks_and_they_are_looked_up_once() -> None:
+    class Counted(PrefillRate):
+        asked: ClassVar[Counter[tuple[float, float]]] = Counter()
+
+        def between_ms(self, start: float, end: float) -> float:
+            self.asked[start, end] += 1
+            return super().between_ms(start, end)
+
+    simulate(Counted(1000), Load([5000, 300], "here", rate=0.01), 1, 10.0, [1024], NONE_CACHED)
+    assert set(Counted.asked.values()) == {1}
 
 
 def test_whole_prompts_by_hand() -> None:

@@ -311,6 +311,39 @@ def test_reasons_of_several_dtypes_and_paths_say_which(capsys: Captured) -> None
     assert "10 Gb/s line rate: the load takes 644% of the time" in text
 
 
+def told_once(notices: list[str], about: str) -> str:
+    (notice,) = [one for one in notices if about in one]
+    return notice
+
+
+def test_links_of_ranks_that_nobody_named_are_said_to_change_nothing(capsys: Captured) -> None:
+    argv = [*ARTICLE, "--links", "per-rank"]
+    assert "--tp-prefill and --tp-decode" in told_once(planned(capsys, *argv)["notices"], "changes nothing here")
+    for other in ([*argv, "--tp-prefill", "4"], ARTICLE):
+        assert not any("changes nothing" in one for one in planned(capsys, *other)["notices"])
+
+
+def test_gpus_that_make_no_engine_are_named(capsys: Captured) -> None:
+    argv = [*ARTICLE, "--total-gpus", "14", "--pp-decode", "5"]
+    told = told_once(planned(capsys, *argv, "--prefill-gpus", "6")["notices"], "make no engine")
+    assert "2 of the prefill pool's (engines of 4), 3 of the decode pool's (engines of 5)" in told
+    assert told.endswith("2 of all where they are colocated (engines of 4)")
+    assert not any("make no engine" in one for one in planned(capsys, *ARTICLE, *POOLS)["notices"])
+
+
+def test_a_memory_that_nothing_is_set_against_asks_for_what_lacks(capsys: Captured) -> None:
+    argv = [*ARTICLE, "--kv-memory-gb", "60", "--rate", "2"]
+    told = told_once(planned(capsys, *argv)["notices"], "--kv-memory-gb")
+    assert told.endswith("is not known: --decode-gpus, --output-tokens, --decode-step-ms")
+    served = planned(capsys, *argv, *SERVED, *POOLS)["notices"]
+    assert not any("--kv-memory-gb" in one for one in served)
+
+
+def test_chunks_too_many_to_look_at_are_refused(capsys: Captured) -> None:
+    argv = [*SERVED, "--tokens", "100000000", "--chunk", "512,16"]
+    assert "--chunk 16 cuts a prompt of 100,000,000 tokens into more than 200,000 chunks" in refused(capsys, *argv)
+
+
 def test_parallelism_that_is_named_counts(capsys: Captured) -> None:
     argv = [*ARTICLE, *SERVED, *POOLS, "--link", "150", "--itl-target-ms", "1000"]
     same = planned(capsys, *argv, "--tp-prefill", "4", "--tp-decode", "4")
