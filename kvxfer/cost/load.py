@@ -6,6 +6,7 @@ import math
 import operator
 import random
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,7 +45,7 @@ class Load:
         """The shortest prompt that at least `percent` % of the prompts do not exceed."""
         return self._ordered[max(0, math.ceil(percent / 100 * len(self.prompts)) - 1)]
 
-    @property
+    @cached_property
     def mean_prompt(self) -> float:
         return sum(self.prompts) / len(self.prompts)
 
@@ -71,10 +72,27 @@ class Load:
         mean = sum(gaps) / len(gaps)
         return math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / mean
 
-    def quantiles(self, count: int) -> list[int]:
-        """`count` prompt lengths that stand for all, equally many requests each."""
-        ordered = self._ordered
-        return [ordered[int((index + 0.5) / count * len(ordered))] for index in range(count)]
+    def standing(self, most: int) -> dict[int, int]:
+        """Prompt lengths that stand for all, by rising length, and how many requests each.
+
+        Where there are more than `most` lengths, neighbours stand together under their mean: so many that their share
+        of the requests and that of the tokens are little, so that a few long prompts weigh what they do.
+        """
+        counted = Counter(self.prompts)
+        if len(counted) <= most:
+            return dict(sorted(counted.items()))
+        share, group = 0.0, Counter[int]()
+        found: Counter[int] = Counter()
+        for prompt in sorted(counted):
+            times = counted[prompt]
+            own = times / len(self.prompts) * (1 + prompt / self.mean_prompt)
+            if group and share + own > 4 / most:
+                found[_mean(group)] += group.total()
+                share, group = 0.0, Counter()
+            share += own
+            group[prompt] = times
+        found[_mean(group)] += group.total()
+        return dict(found)
 
     @cached_property
     def _ordered(self) -> list[int]:
@@ -120,3 +138,7 @@ class Load:
             "arrivals": arrivals,
             "burstiness": self.burstiness,
         }
+
+
+def _mean(counted: Counter[int]) -> int:
+    return round(sum(prompt * times for prompt, times in counted.items()) / counted.total())

@@ -8,7 +8,7 @@ Where every rank has a link of its own, each carries what its rank sends or rece
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -57,11 +57,12 @@ class Pipelined:
 class Crossing:
     """One cache on one path, and what carries it.
 
-    prompts stand for the load, those that the path reaches; listed are those that are told one by one.
+    prompts stand for the load, so many requests each, those that the path reaches; listed are those that are told one
+    by one.
     """
 
     carrier: Carrier
-    prompts: Sequence[int]
+    prompts: Mapping[int, int]
     median: int | None
     p99: int | None
     listed: Sequence[int]
@@ -100,7 +101,9 @@ class Pipelining:
             cut=str(cut),
             layers_per_send=cut.layers,
             chunk_tokens=cut.chunk_tokens,
-            percent=self._exposed_of_all(crossing, cut) / sum(map(self._prefill_ms, crossing.prompts)) * 100,
+            percent=self._exposed_of_all(crossing, cut)
+            / sum(count * self._prefill_ms(tokens) for tokens, count in crossing.prompts.items())
+            * 100,
             median_ms=exposed(crossing.median),
             p99_ms=exposed(crossing.p99),
             break_even_tokens=break_even,
@@ -155,9 +158,8 @@ class Pipelining:
         return Cut(best_layers(exposed, self.layers, sweep(self.layers)))
 
     def _exposed_of_all(self, crossing: Crossing, cut: Cut) -> float:
-        """Of all prompts that stand for the load; equal ones are looked at once."""
-        known = {tokens: self.exposed_ms(crossing, tokens, cut) for tokens in set(crossing.prompts)}
-        return sum(known[tokens] for tokens in crossing.prompts)
+        """Of all prompts that stand for the load."""
+        return sum(count * self.exposed_ms(crossing, tokens, cut) for tokens, count in crossing.prompts.items())
 
     def _break_even(self, crossing: Crossing, cut: Cut) -> int | None:
         """Of a cut by layers; chunks become more with the prompt."""

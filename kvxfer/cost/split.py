@@ -121,12 +121,12 @@ class Traffic:
     queue: Sequence[Prefilled] = ()
 
     @cached_property
-    def prompts(self) -> list[int]:
-        """Those that stand for the load."""
-        return self.load.quantiles(STANDING_FOR_ALL)
+    def prompts(self) -> dict[int, int]:
+        """Those that stand for the load, and how many requests each."""
+        return self.load.standing(STANDING_FOR_ALL)
 
-    def prefill_ms(self, prompts: Sequence[int]) -> float:
-        return sum(prompt_ms(self.source, self.assumptions, prompt) for prompt in prompts)
+    def prefill_ms(self, prompts: Mapping[int, int]) -> float:
+        return sum(count * prompt_ms(self.source, self.assumptions, prompt) for prompt, count in prompts.items())
 
     def together(self, tokens: int) -> Sequence[Weight]:
         """All that moves of a prompt, as one send."""
@@ -143,10 +143,11 @@ class Traffic:
         rate = self.load.requests_per_s
         if rate is None:
             return None
-        held_ns = {tokens: self._held_ns(carrier, pipelined, whole, tokens) for tokens in {*self.prompts}}
+        held_ns = {tokens: self._held_ns(carrier, pipelined, whole, tokens) for tokens in self.prompts}
 
         def of_one(side: Side) -> float:
-            mean_s = sum(held_ns[tokens][side] for tokens in self.prompts) / len(self.prompts) / 1e9
+            held = sum(count * held_ns[tokens][side] for tokens, count in self.prompts.items())
+            mean_s = held / len(self.load.prompts) / 1e9
             return rate / self.engines.get(side, 1) * mean_s
 
         said: Sequence[Side] = [*self.engines] or SIDES
@@ -193,7 +194,7 @@ class Traffic:
         waits_ms = transfers_ms
         if self.pipelining is not None and pipelined is not None:
             if carrier.reach is not None or not self.assumptions.sends_cost_nothing:
-                crossing = Crossing(carrier, prompts=[], median=None, p99=None, listed=[])
+                crossing = Crossing(carrier, prompts={}, median=None, p99=None, listed=[])
                 cut = Cut(pipelined.layers_per_send, pipelined.chunk_tokens)
                 waits_ms = {tokens: self.pipelining.exposed_ms(crossing, tokens, cut) for tokens in transfers_ms}
             else:
@@ -213,7 +214,7 @@ class Traffic:
         return self.pipelining.of(
             Crossing(
                 carrier=carrier,
-                prompts=[prompt for prompt in self.prompts if reaches(prompt)],
+                prompts={prompt: count for prompt, count in self.prompts.items() if reaches(prompt)},
                 median=median if reaches(median) else None,
                 p99=p99 if reaches(p99) else None,
                 listed=[tokens for tokens in self.tokens if reaches(tokens)],
@@ -241,7 +242,7 @@ def line_rate_paths(traffic: Traffic) -> list[PathCost]:
                 measured=False,
                 reached=None,
                 gbit=gbit,
-                percent=sum(times[prompt] for prompt in prompts) / prefill * 100,
+                percent=sum(count * times[prompt] for prompt, count in prompts.items()) / prefill * 100,
                 median_ms=times[load.percentile(50)],
                 p99_ms=times[load.percentile(99)],
                 exposed_ms=None,
@@ -376,29 +377,32 @@ def path_cost(path: Path, traffic: Traffic, exposed: Mapping[str, float | None])
 
     `exposed` tells the ms that pipelining left of a measured row by its id.
     """
-    reached = [prompt for prompt in traffic.prompts if path.reaches(prompt)]
-    if not reached or not path.transfer_ms(reached[-1]):
+    reached = {prompt: count for prompt, count in traffic.prompts.items() if path.reaches(prompt)}
+    ends = traffic.load.percentile(0), traffic.load.percentile(100)
+    farthest = max((*reached, *filter(path.reaches, ends)), default=0)
+    if not reached or not path.transfer_ms(farthest):
         return None
-    share = len(reached) / len(traffic.prompts)
+    share = sum(reached.values()) / len(traffic.load.prompts)
     median, p99 = traffic.load.percentile(50), traffic.load.percentile(99)
     longest = path.longest
     sends = path.sends
     pipelined = None if sends is None else traffic.pipelined(sends, path.reaches)
     carrier = path.carrier if pipelined is None or sends is None else sends
     busy = traffic.busy(carrier, pipelined, traffic.together)
-    ends = traffic.load.percentile(0), traffic.load.percentile(100)
     times = {tokens: path.transfer_ms(tokens) for tokens in (*reached, *ends)} if all(map(path.reaches, ends)) else {}
     return PathCost(
         dtype=traffic.dtype,
-        path=path.named + (f", {share:.0%} of the prompts" if share < 1 else ""),
+        path=path.named + (f", {told_beside(100 * share, 100)}% of the prompts" if share < 1 else ""),
         measured=True,
         reached=share,
-        gbit=path.gbit(reached[-1]),
-        percent=sum(map(path.transfer_ms, reached)) / traffic.prefill_ms(reached) * 100,
+        gbit=path.gbit(farthest),
+        percent=sum(count * path.transfer_ms(prompt) for prompt, count in reached.items())
+        / traffic.prefill_ms(reached)
+        * 100,
         median_ms=path.transfer_ms(median) if path.reaches(median) else None,
         p99_ms=path.transfer_ms(p99) if path.reaches(p99) else None,
         exposed_ms=None if longest is None else exposed.get(longest.of),
-        setup_ms=path.setup_ms(reached[-1]),
+        setup_ms=path.setup_ms(farthest),
         busy=busy,
         pipelined=pipelined,
         first_tokens=traffic.first_tokens(carrier, busy, pipelined, traffic.together, times),
@@ -441,11 +445,13 @@ def fitted_paths(models: Sequence[Fitted], traffic: Traffic, rows: Sequence[Meas
     ]
 
 
-def farther_reaching(rows: Sequence[MeasuredPath], fitted: Sequence[FittedPath], prompts: Sequence[int]) -> list[Path]:
+def farther_reaching(
+    rows: Sequence[MeasuredPath], fitted: Sequence[FittedPath], prompts: Mapping[int, int]
+) -> list[Path]:
     """Of each backend and op the rows that were measured, or its cost model where that reaches more of the prompts."""
 
     def reached(path: Path) -> int:
-        return sum(map(path.reaches, prompts))
+        return sum(count for prompt, count in prompts.items() if path.reaches(prompt))
 
     found: dict[tuple[str, str], Path] = {(path.longest.backend, path.longest.op): path for path in rows}
     for path in fitted:

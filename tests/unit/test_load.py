@@ -7,6 +7,8 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvxfer.cost import lines
 from kvxfer.cost.load import DRAWN, Load
@@ -178,11 +180,28 @@ def test_a_byte_order_mark_and_line_ends_of_windows(tmp_path: Path) -> None:
     assert list(read(tmp_path, "\ufeff512\r\n1024\r\n").prompts) == [512, 1024]
 
 
-def test_percentiles_and_quantiles() -> None:
+def test_percentiles() -> None:
     load = Load(list(range(100, 0, -1)), "here")
     assert [load.percentile(percent) for percent in (0, 50, 90, 99, 100)] == [1, 50, 90, 99, 100]
-    assert load.quantiles(4) == [13, 38, 63, 88]
-    assert Load([7], "here").quantiles(3) == [7, 7, 7]
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=400), st.integers(5, 100))
+def test_what_stands_for_a_load_has_its_requests_and_its_tokens(prompts: list[int], most: int) -> None:
+    load = Load(prompts, "here")
+    standing = load.standing(most)
+    assert len(standing) <= most
+    assert list(standing) == sorted(standing)
+    assert sum(standing.values()) == len(prompts)
+    assert min(prompts) <= min(standing)
+    assert max(standing) <= max(prompts)
+    tokens = sum(prompt * count for prompt, count in standing.items())
+    assert tokens == pytest.approx(sum(prompts), abs=len(prompts) / 2)
+
+
+def test_few_lengths_stand_for_themselves_and_a_few_long_ones_are_kept_apart() -> None:
+    assert Load([512, 8192, 512], "here").standing(5) == {512: 2, 8192: 1}
+    standing = Load([*range(100, 200), 10**6], "here").standing(10)
+    assert (min(standing) < 200, standing[10**6]) == (True, 1)
 
 
 def test_drawn_requests_are_the_same_each_time_and_come_at_the_rate() -> None:

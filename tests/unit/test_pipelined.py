@@ -28,7 +28,7 @@ PROMPTS = st.lists(st.integers(1, 200_000), min_size=1, max_size=3)
 def crossing(carrier: Carrier, prompts: Sequence[int]) -> Crossing:
     return Crossing(
         carrier=carrier,
-        prompts=prompts,
+        prompts=dict.fromkeys(prompts, 1),
         median=prompts[0],
         p99=None,
         listed=prompts,

@@ -610,7 +610,7 @@ def test_a_cost_model_takes_the_place_of_rows_that_reach_fewer_prompts(tmp_path:
     assert path["path"] == "tcp push, measured at 512 … 8,192 tokens"
     (path,) = planned(capsys, *argv, "--tokens", "100,200,512")["plan"]["split"]
     assert path["path"].startswith("tcp push, fitted on")
-    assert path["path"].endswith("67% of the prompts")
+    assert path["path"].endswith("66.7% of the prompts")
 
 
 def test_no_verdict_from_a_cost_model_of_one_host(tmp_path: Path, capsys: Captured) -> None:

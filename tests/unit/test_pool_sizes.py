@@ -16,7 +16,7 @@ from kvxfer.cost.load import Load
 from kvxfer.cost.measured import Measured
 from kvxfer.cost.pipeline import Link, Span
 from kvxfer.cost.pools import Cluster, make_cluster, pools_of
-from kvxfer.cost.prefill_source import PrefillRate
+from kvxfer.cost.prefill_source import PrefillRate, PrefillTimes
 from kvxfer.cost.split import (
     Busy,
     FittedPath,
@@ -278,13 +278,24 @@ def test_a_measurement_that_does_not_reach_is_not_used(prompts: list[int]) -> No
 
 
 def test_first_tokens_are_not_told_where_the_shortest_or_the_longest_prompt_is_not_reached() -> None:
-    """A few of many thousand are in none of the quantiles that stand for the load."""
+    """One of many thousand."""
     load = Load([500] * 5000 + [90_000], "here", rate=0.01)
     traffic = replace(traffic_of(load), queue=[Prefilled(90_000, 0.0, 0.0, 500.0)])
     (path,) = measured_paths([row(500, 100), row(1000, 300)])
     cost = path_cost(path, traffic, {})
     assert cost is not None
-    assert (cost.reached, cost.first_tokens) == (1, None)
+    assert (cost.reached, cost.first_tokens) == (5000 / 5001, None)
+    assert cost.path.endswith(", 99.98% of the prompts")
+
+
+def test_a_few_long_prompts_weigh_what_they_do() -> None:
+    """3 of 1,000 have three quarters of the tokens; 1 Mbit a token takes 1 ms at 1 Gb/s."""
+    load = Load([100] * 997 + [100_000] * 3, "here", rate=1)
+    source = PrefillTimes([(100, 100.0), (100_000, 1e6)], "times.csv")
+    (path,) = line_rate_paths(replace(traffic_of(load, Assumptions(link_gbit=(1.0,))), source=source))
+    assert path.percent == pytest.approx(399_700 / 3_099_700 * 100)
+    assert path.busy is not None
+    assert path.busy.share == pytest.approx(0.3997)
 
 
 def test_sends_are_as_the_longest_row_s_own_pipelining_found_them() -> None:

@@ -174,7 +174,7 @@ def way(sides: Sides, tokens_per_s: float, cut: Cut | None, links: str = "per-ra
 
 
 def of(found: Pipelining, link: Link, tokens: int = 1000) -> Any:
-    return found.of(Crossing(carrier=link, prompts=[tokens], median=tokens, p99=None, listed=[tokens]))
+    return found.of(Crossing(carrier=link, prompts={tokens: 1}, median=tokens, p99=None, listed=[tokens]))
 
 
 @settings(max_examples=25, deadline=None)
