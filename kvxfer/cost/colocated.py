@@ -4,11 +4,12 @@ The load is simulated request by request, as a sequence sees it that decodes all
 
 - Without chunks decode steps follow each other until a prompt has arrived during one; then every waiting prompt is
   prefilled, and the sequence's next token comes only after that. The stall lies between two tokens.
-- With chunks every decode step takes a chunk of the oldest waiting prompt along, and lasts so much longer.
+- With chunks every decode step takes a chunk of the oldest waiting prompt along, and lasts so much longer. The step of
+  a prompt's last chunk takes the next ones along too, where they wait as it begins and fit into what is left of it.
 
 A stall is time beyond the decode step between two tokens; its percentiles are over all pairs of successive tokens.
-Chunks of two prompts never share a step, so that long queues of short prompts look a little worse than they are; the
-work of a chunk is added to the step's, as if neither hid in the other.
+A prompt that does not fit into what is left of a step begins with the next one, so that long queues of prompts of more
+than half a chunk look worse than they are; the work of a chunk is added to the step's, as if neither hid in the other.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
+from itertools import accumulate
 from typing import Any
 
 from kvxfer.cost.assumptions import Assumptions
@@ -32,11 +34,12 @@ WORST_PERCENT = 99.0
 class Mode:
     """One way to run prefill and decode together, and what the load does to it.
 
-    chunk_tokens is None for whole prompts. busy is the share of time that prefill (with chunks: their steps) takes;
-    from 1 on the load is more than this can take, and what grows without end is None. stalled is the share of pairs of
-    tokens with a stall between them. first_tokens are those of the load's requests, None where these wait ever longer.
-    A load without timestamps is drawn several times: the figures are of all draws together, those of first_tokens of
-    the first, and itl_p99_range_ms has the least and the most of each draw's own p99; None for one alone.
+    chunk_tokens is None for whole prompts. busy is the share of time that prefill (with chunks: their steps, were all
+    prompts there at once) takes; from 1 on the load is more than this can take, and what grows without end is None.
+    stalled is the share of pairs of tokens with a stall between them. first_tokens are those of the load's requests,
+    None where these wait ever longer. A load without timestamps is drawn several times: the figures are of all draws
+    together, those of first_tokens of the first, and itl_p99_range_ms has the least and the most of each draw's own
+    p99; None for one alone.
     """
 
     chunk_tokens: int | None
@@ -155,6 +158,41 @@ def _longest_ms(source: PrefillSource, cached: float, tokens: int, chunk: int) -
 
 
 @dataclass(frozen=True)
+class _Cut:
+    """A prompt of so many tokens to compute, chunk by chunk.
+
+    first_ms is up to the first multiple of the chunk size (0: it begins at one), inner are the numbers of whole chunks,
+    and last_ms is what remains, beside which there are `left` tokens in the same step for others.
+    """
+
+    tokens: float
+    first_ms: float
+    inner: range
+    last_ms: float
+    left: float
+
+
+@dataclass
+class _Steps:
+    """The prompts that begin steps of their own, the stalls of their last ones, and ms to first tokens.
+
+    free are the steps without a chunk; ended_ms is when the last one with a chunk ends.
+    """
+
+    own: Counter[int] = field(default_factory=Counter)
+    last: Counter[float] = field(default_factory=Counter)
+    free: int = 0
+    ended_ms: float = 0.0
+    first_ms: list[float] = field(default_factory=list)
+
+    def end(self, step_end: float, stall: float, arrived: Sequence[float]) -> float:
+        """When a last step ends that these take part in."""
+        self.last[stall] += 1
+        self.first_ms += [step_end + stall - arrival for arrival in arrived]
+        return step_end + stall
+
+
+@dataclass(frozen=True)
 class _Engine:
     """One engine and the requests that it gets, (arrival in ms, prompt) by arrival, `per_ms` of them on average."""
 
@@ -187,61 +225,71 @@ class _Engine:
     def chunked(self, chunk: int) -> _Simulated:
         """Chunks begin at multiples of `chunk`, so that prompts of all lengths share the times of all but their ends.
 
-        Which stalls there are follows from the prompts alone; when they come decides how many steps have none.
+        Which of these there are follows from the prompts that begin a step of their own; only their last steps, which
+        others may join, are looked at one by one.
         """
-        begun: Counter[int] = Counter()  # inner chunks of all prompts: how many more than of the number before
-        stalls: Counter[float] = Counter()
-        parts: dict[int, tuple[range, list[float]]] = {}
-        for prompt, count in self._counted.items():
-            inner, ends = parts[prompt] = self._parts(prompt, chunk)
-            begun[inner.start] += count
-            begun[inner.stop] -= count
-            for stall in ends:
-                stalls[stall] += count
-        sums, running = [0.0], 0  # of inner chunks' ms, from the first on
-        for number in range(max(begun)):
+        cuts = {prompt: self._cut(prompt, chunk) for prompt in self._counted}
+        inner = max(cut.inner.stop for cut in cuts.values())
+        each = [self.between_ms(number * chunk, (number + 1) * chunk) for number in range(inner)]
+        sums = [0.0, *accumulate(each)]
+        before = {prompt: cut.first_ms + sums[cut.inner.stop] - sums[cut.inner.start] for prompt, cut in cuts.items()}
+        steps = self._steps(cuts, before, self.requests)
+        packed = self._steps(cuts, before, [(0.0, prompt) for _, prompt in self.requests])  # as full as steps get
+        stalls, begun = Counter(steps.last), Counter[int]()  # begun: inner chunks more than of the number before
+        for prompt, count in steps.own.items():
+            cut = cuts[prompt]
+            begun[cut.inner.start] += count
+            begun[cut.inner.stop] -= count
+            if cut.first_ms:
+                stalls[cut.first_ms] += count
+        running = 0
+        for number, stall in enumerate(each):
             running += begun[number]
-            inner_ms = self.between_ms(number * chunk, (number + 1) * chunk)
-            stalls[inner_ms] += running
-            sums.append(sums[-1] + inner_ms)
-        taken = {
-            prompt: sums[inner.stop] - sums[inner.start] + sum(ends) + (len(inner) + len(ends)) * self.step_ms
-            for prompt, (inner, ends) in parts.items()
-        }
-        free, first = self._free_steps(taken)
-        stalls[0.0] += free
-        return _Simulated(self._busy(taken), stalls, first)
+            stalls[stall] += running
+        stalls[0.0] += steps.free
+        return _Simulated(packed.ended_ms / len(self.requests) * self.per_ms, stalls, steps.first_ms)
 
-    def _free_steps(self, taken: Mapping[int, float]) -> tuple[int, list[float]]:
-        """Decode steps that no chunk goes along with, and the time to first token of each request."""
-        first: list[float] = []
-        free, clock = 0, self.requests[0][0]
-        for arrival, prompt in self.requests:
+    def _steps(
+        self, cuts: Mapping[int, _Cut], before: Mapping[int, float], requests: Sequence[tuple[float, int]]
+    ) -> _Steps:
+        """The requests one after another; `before` are the ms of a prompt's chunks but the last."""
+        found, step_ms = _Steps(), self.step_ms
+        clock = begun = requests[0][0]  # begun is the last step of a prompt, which `waiting` ones take part in
+        stall, left = 0.0, 0.0
+        waiting: list[float] = []
+        for arrival, prompt in requests:
+            cut = cuts[prompt]
+            if waiting and arrival <= begun and cut.tokens <= left:
+                stall += before[prompt] + cut.last_ms
+                left -= cut.tokens
+                waiting.append(arrival)
+                continue
+            if waiting:
+                clock = found.end(begun + step_ms, stall, waiting)
             if arrival > clock:
-                steps = math.ceil((arrival - clock) / self.step_ms)
-                free += steps
-                clock += steps * self.step_ms
-            clock += taken[prompt]
-            first.append(clock - arrival)
-        return free + self._free_after(clock), first
+                steps = math.ceil((arrival - clock) / step_ms)
+                found.free += steps
+                clock += steps * step_ms
+            found.own[prompt] += 1
+            begun = clock + before[prompt] + (len(cut.inner) + (cut.first_ms > 0)) * step_ms
+            stall, left, waiting = cut.last_ms, cut.left, [arrival]
+        found.ended_ms = found.end(begun + step_ms, stall, waiting)
+        found.free += self._free_after(found.ended_ms)
+        return found
 
     def _free_after(self, clock: float) -> int:
         """Decode steps after the last request, until at their mean rate the next one would come."""
         until = self.requests[0][0] + len(self.requests) / self.per_ms
         return max(0, math.floor((until - clock) / self.step_ms))
 
-    def _parts(self, prompt: int, chunk: int) -> tuple[range, list[float]]:
-        """Numbers of the chunks that a prompt fills from multiple to multiple, and ms of those at its ends."""
+    def _cut(self, prompt: int, chunk: int) -> _Cut:
         start = self._cached(prompt)
-        first, last = math.ceil(start / chunk), prompt // chunk
+        first, last = math.ceil(start / chunk), (prompt - 1) // chunk
         if first > last:
-            return range(0), [self.between_ms(start, prompt)]
-        ends = []
-        if start < first * chunk:
-            ends.append(self.between_ms(start, first * chunk))
-        if last * chunk < prompt:
-            ends.append(self.between_ms(last * chunk, prompt))
-        return range(first, last), ends
+            return _Cut(prompt - start, 0.0, range(0), self.between_ms(start, prompt), chunk - (prompt - start))
+        first_ms = self.between_ms(start, first * chunk) if start < first * chunk else 0.0
+        ends_ms = self.between_ms(last * chunk, prompt)
+        return _Cut(prompt - start, first_ms, range(first, last), ends_ms, chunk - (prompt - last * chunk))
 
     @cached_property
     def _counted(self) -> Counter[int]:

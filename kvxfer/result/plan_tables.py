@@ -17,7 +17,7 @@ STALLS = "How long decode stands still for one prompt's prefill in the same engi
 STALLS_NOTES = ("chunk: the longest chunk of that prompt.",)
 
 COLOCATED_NOTES = (
-    "busy: time that prefill takes, with chunks that its steps take; 100 % or more: it cannot keep up.",
+    "busy: time that prefill takes, with chunks that its full steps take; 100 % or more: it cannot keep up.",
     "stalled: pairs of successive tokens that prefill came between; mean, p99 and longest are over all pairs.",
     "Simulated request by request, as a sequence sees it that decodes all the time. (…): in single draws of the load.",
 )

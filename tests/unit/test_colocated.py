@@ -80,6 +80,29 @@ def test_whole_prompts_by_hand() -> None:
     assert chunked.first_tokens.mean_ms == pytest.approx((11 + 66 + 76 + 16) / 4)
 
 
+def test_prompts_that_wait_share_what_a_chunk_has_left_by_hand() -> None:
+    """Steps of 10 ms; prompts of 4, 3 and 5 ms come at 0 and one of 3 at 100, in chunks of 10.
+
+    4 and 3 share a step to 17, in which 5 has no room; it is done at 32. After seven steps without there is 3, to 115,
+    and one without till the next would come. All at once they would take two steps: 4 and 3, 5 and 3.
+    """
+    load = Load([4, 3, 5, 3], "here", arrivals_s=[0.0, 0.0, 0.0, 0.1])
+    (_, chunked) = simulated(load, [10])
+    assert chunked.stalled == pytest.approx(3 / 11)
+    assert chunked.stall_mean_ms == pytest.approx(15 / 11)
+    assert chunked.stall_max_ms == 7
+    assert chunked.busy == pytest.approx(35 / (4 / 0.03))
+    assert chunked.first_tokens is not None
+    assert chunked.first_tokens.mean_ms == pytest.approx((17 + 17 + 32 + 15) / 4)
+
+
+def test_steps_that_all_have_a_prompt_may_have_room_for_more() -> None:
+    """One of 16 ms comes every 20 ms, and a step of 10 ms takes up to four along: 74 ms for what comes in 80."""
+    (_, mode) = simulated(Load([16], "here", rate=50), [64])
+    assert mode.busy == pytest.approx(74 / 80, rel=0.02)
+    assert mode.first_tokens is not None
+
+
 def test_prompts_of_one_step_stall_the_same_token() -> None:
     (whole,) = simulated(Load([1, 1], "here", arrivals_s=[0.0, 0.005]), [])
     assert (whole.stalled, whole.stall_mean_ms) == (1, 2)

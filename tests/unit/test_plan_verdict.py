@@ -344,6 +344,17 @@ def test_chunks_too_many_to_look_at_are_refused(capsys: Captured) -> None:
     assert "--chunk 16 cuts a prompt of 100,000,000 tokens into more than 200,000 chunks" in refused(capsys, *argv)
 
 
+def test_short_prompts_that_share_chunks_keep_up_and_meet_the_target(capsys: Captured) -> None:
+    """60 a second on each engine, and one of 512 tokens alone in a step of 20 ms could be 41."""
+    argv = ["--model", "8b", "--tokens", "512", *SERVED, "--rate", "120", "--decode-step-ms", "20", *POOLS]
+    document = planned(capsys, *argv, "--itl-target-ms", "40", "--chunk", "2048", "--link", "400", "--gpus", "8")
+    (_, chunked) = document["plan"]["colocated"]["modes"]
+    assert chunked["stall_max_ms"] == pytest.approx(4 * document["plan"]["stalls"][-1]["prompt_ms"])
+    assert not chunked["overloaded"]
+    (case,) = document["verdict"]["cases"]
+    assert rule_of(case, "strict ITL")["holds"] is False
+
+
 def test_parallelism_that_is_named_counts(capsys: Captured) -> None:
     argv = [*ARTICLE, *SERVED, *POOLS, "--link", "150", "--itl-target-ms", "1000"]
     same = planned(capsys, *argv, "--tp-prefill", "4", "--tp-decode", "4")
