@@ -17,10 +17,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.first_token import FirstTokens, first_tokens, first_tokens_record
@@ -158,7 +158,7 @@ def _longest_ms(source: PrefillSource, cached: float, tokens: int, chunk: int) -
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _Parts:
     """A prompt of so many tokens to compute, chunk by chunk.
 
     first_ms is up to the first multiple of the chunk size (0: it begins at one), inner are the numbers of whole chunks,
@@ -172,24 +172,26 @@ class _Cut:
     left: float
 
 
-@dataclass
-class _Steps:
-    """The prompts that begin steps of their own, the stalls of their last ones, and ms to first tokens.
-
-    free are the steps without a chunk; ended_ms is when the last one with a chunk ends.
+class _Cut(NamedTuple):
+    """A prompt of so many tokens to compute: ms of the steps before its last one, of its part of that, and of all of it
+    where it joins the last step of another. `left` tokens of its own last step are others'.
     """
 
-    own: Counter[int] = field(default_factory=Counter)
-    last: Counter[float] = field(default_factory=Counter)
-    free: int = 0
-    ended_ms: float = 0.0
-    first_ms: list[float] = field(default_factory=list)
+    tokens: float
+    lead_ms: float
+    last_ms: float
+    left: float
+    joined_ms: float
 
-    def end(self, step_end: float, stall: float, arrived: Sequence[float]) -> float:
-        """When a last step ends that these take part in."""
-        self.last[stall] += 1
-        self.first_ms += [step_end + stall - arrival for arrival in arrived]
-        return step_end + stall
+
+@dataclass(frozen=True)
+class _Steps:
+    """The prompts that begin steps of their own, the stalls of their last ones, steps without, ms to first tokens."""
+
+    own: Counter[int]
+    last: Counter[float]
+    free: int
+    first_ms: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -228,68 +230,87 @@ class _Engine:
         Which of these there are follows from the prompts that begin a step of their own; only their last steps, which
         others may join, are looked at one by one.
         """
-        cuts = {prompt: self._cut(prompt, chunk) for prompt in self._counted}
-        inner = max(cut.inner.stop for cut in cuts.values())
+        parts = {prompt: self._parts(prompt, chunk) for prompt in self._counted}
+        inner = max(part.inner.stop for part in parts.values())
         each = [self.between_ms(number * chunk, (number + 1) * chunk) for number in range(inner)]
         sums = [0.0, *accumulate(each)]
-        before = {prompt: cut.first_ms + sums[cut.inner.stop] - sums[cut.inner.start] for prompt, cut in cuts.items()}
-        steps = self._steps(cuts, before, self.requests)
-        packed = self._steps(cuts, before, [(0.0, prompt) for _, prompt in self.requests])  # as full as steps get
+        cuts = {prompt: self._cut(part, sums) for prompt, part in parts.items()}
+        steps = self._steps(cuts)
         stalls, begun = Counter(steps.last), Counter[int]()  # begun: inner chunks more than of the number before
         for prompt, count in steps.own.items():
-            cut = cuts[prompt]
-            begun[cut.inner.start] += count
-            begun[cut.inner.stop] -= count
-            if cut.first_ms:
-                stalls[cut.first_ms] += count
+            part = parts[prompt]
+            begun[part.inner.start] += count
+            begun[part.inner.stop] -= count
+            if part.first_ms:
+                stalls[part.first_ms] += count
         running = 0
         for number, stall in enumerate(each):
             running += begun[number]
             stalls[stall] += running
         stalls[0.0] += steps.free
-        return _Simulated(packed.ended_ms / len(self.requests) * self.per_ms, stalls, steps.first_ms)
+        return _Simulated(self._full_ms(cuts) / len(self.requests) * self.per_ms, stalls, steps.first_ms)
 
-    def _steps(
-        self, cuts: Mapping[int, _Cut], before: Mapping[int, float], requests: Sequence[tuple[float, int]]
-    ) -> _Steps:
-        """The requests one after another; `before` are the ms of a prompt's chunks but the last."""
-        found, step_ms = _Steps(), self.step_ms
-        clock = begun = requests[0][0]  # begun is the last step of a prompt, which `waiting` ones take part in
-        stall, left = 0.0, 0.0
+    def _cut(self, part: _Parts, sums: Sequence[float]) -> _Cut:
+        before_ms = part.first_ms + sums[part.inner.stop] - sums[part.inner.start]
+        steps = len(part.inner) + (part.first_ms > 0)
+        return _Cut(part.tokens, before_ms + steps * self.step_ms, part.last_ms, part.left, before_ms + part.last_ms)
+
+    def _full_ms(self, cuts: Mapping[int, _Cut]) -> float:
+        """What all steps with a chunk would take were all prompts there at once."""
+        total, room = 0.0, 0.0
+        for _, prompt in self.requests:
+            tokens, lead_ms, last_ms, left, joined_ms = cuts[prompt]
+            if tokens <= room:
+                total += joined_ms
+                room -= tokens
+            else:
+                total += lead_ms + self.step_ms + last_ms
+                room = left
+        return total
+
+    def _steps(self, cuts: Mapping[int, _Cut]) -> _Steps:
+        """The requests one after another."""
+        step_ms = self.step_ms
+        own: list[int] = []
+        last: list[float] = []
+        first: list[float] = []
         waiting: list[float] = []
-        for arrival, prompt in requests:
-            cut = cuts[prompt]
-            if waiting and arrival <= begun and cut.tokens <= left:
-                stall += before[prompt] + cut.last_ms
-                left -= cut.tokens
+        clock = begun = self.requests[0][0]  # begun is the last step of a prompt, which `waiting` ones take part in
+        free, stall, room = 0, 0.0, 0.0
+        for arrival, prompt in self.requests:
+            tokens, lead_ms, last_ms, left, joined_ms = cuts[prompt]
+            if tokens <= room and arrival <= begun:
+                stall += joined_ms
+                room -= tokens
                 waiting.append(arrival)
                 continue
             if waiting:
-                clock = found.end(begun + step_ms, stall, waiting)
+                clock = begun + step_ms + stall
+                last.append(stall)
+                first += [clock - one for one in waiting]
             if arrival > clock:
                 steps = math.ceil((arrival - clock) / step_ms)
-                found.free += steps
+                free += steps
                 clock += steps * step_ms
-            found.own[prompt] += 1
-            begun = clock + before[prompt] + (len(cut.inner) + (cut.first_ms > 0)) * step_ms
-            stall, left, waiting = cut.last_ms, cut.left, [arrival]
-        found.ended_ms = found.end(begun + step_ms, stall, waiting)
-        found.free += self._free_after(found.ended_ms)
-        return found
+            own.append(prompt)
+            begun, stall, room, waiting = clock + lead_ms, last_ms, left, [arrival]
+        clock = begun + step_ms + stall
+        first += [clock - one for one in waiting]
+        return _Steps(Counter(own), Counter([*last, stall]), free + self._free_after(clock), first)
 
     def _free_after(self, clock: float) -> int:
         """Decode steps after the last request, until at their mean rate the next one would come."""
         until = self.requests[0][0] + len(self.requests) / self.per_ms
         return max(0, math.floor((until - clock) / self.step_ms))
 
-    def _cut(self, prompt: int, chunk: int) -> _Cut:
+    def _parts(self, prompt: int, chunk: int) -> _Parts:
         start = self._cached(prompt)
         first, last = math.ceil(start / chunk), (prompt - 1) // chunk
         if first > last:
-            return _Cut(prompt - start, 0.0, range(0), self.between_ms(start, prompt), chunk - (prompt - start))
+            return _Parts(prompt - start, 0.0, range(0), self.between_ms(start, prompt), chunk - (prompt - start))
         first_ms = self.between_ms(start, first * chunk) if start < first * chunk else 0.0
-        ends_ms = self.between_ms(last * chunk, prompt)
-        return _Cut(prompt - start, first_ms, range(first, last), ends_ms, chunk - (prompt - last * chunk))
+        last_ms = self.between_ms(last * chunk, prompt)
+        return _Parts(prompt - start, first_ms, range(first, last), last_ms, chunk - (prompt - last * chunk))
 
     @cached_property
     def _counted(self) -> Counter[int]:
