@@ -86,8 +86,10 @@ def small_cluster(situation: Situation) -> Finding:
     }
     thresholds = {"least_busy": LEAST_BUSY, "least_batch": LEAST_BATCH}
     if cluster.too_small:
-        why = f"an engine of prefill takes {cluster.prefill_instance} GPUs and one of decode {cluster.decode_instance}"
-        return Finding(True, f"{why}, and there are {cluster.total} in all", numbers, thresholds)
+        prefill, decode, total = cluster.prefill_instance, cluster.decode_instance, cluster.total
+        why = f"an engine of prefill takes {prefill} GPU{'s' * (prefill > 1)} and one of decode {decode}"
+        why += f", and there {'are' if total != 1 else 'is'} {total} in all"
+        return Finding(True, why, numbers, thresholds)
     rests_on = situation.rests_on(PREFILL, LAYERS, LENGTHS)
     if pools.prefill_busy is not None and pools.prefill_busy >= LEAST_BUSY:
         why = f"prefill is busy {_percent(pools.prefill_busy, LEAST_BUSY)} of the time, and {LEAST_BUSY:.0%} is enough"
