@@ -4,12 +4,11 @@ The load is simulated request by request, as a sequence sees it that decodes all
 
 - Without chunks decode steps follow each other until a prompt has arrived during one; then every waiting prompt is
   prefilled, and the sequence's next token comes only after that. The stall lies between two tokens.
-- With chunks every decode step takes a chunk of the oldest waiting prompt along, and lasts so much longer. The step of
-  a prompt's last chunk takes the next ones along too, where they wait as it begins and fit into what is left of it.
+- With chunks every decode step takes up to a chunk's tokens of the oldest waiting prompts along, and lasts so much
+  longer: what the last of one prompt leaves of a step the next ones have that wait as it begins.
 
 A stall is time beyond the decode step between two tokens; its percentiles are over all pairs of successive tokens.
-A prompt that does not fit into what is left of a step begins with the next one, so that long queues of prompts of more
-than half a chunk look worse than they are; the work of a chunk is added to the step's, as if neither hid in the other.
+The work of a chunk is added to the step's, as if neither hid in the other.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from kvxfer.cost.assumptions import Assumptions
@@ -35,7 +33,7 @@ class Mode:
     """One way to run prefill and decode together, and what the load does to it.
 
     chunk_tokens is None for whole prompts. busy is the share of time that prefill (with chunks: their steps, were all
-    prompts there at once) takes; from 1 on the load is more than this can take, and what grows without end is None.
+    of them full) takes; from 1 on the load is more than this can take, and what grows without end is None.
     stalled is the share of pairs of tokens with a stall between them. first_tokens are those of the load's requests,
     None where these wait ever longer. A load without timestamps is drawn several times: the figures are of all draws
     together, those of first_tokens of the first, and itl_p99_range_ms has the least and the most of each draw's own
@@ -101,7 +99,7 @@ def simulate(
     assert rate is not None
     between_ms = cache(source.between_ms)  # every draw has the same chunks
     engines = [
-        _Engine(between_ms, assumptions, step_ms, requests, rate / instances / 1e3)
+        _Engine(source.covers, between_ms, assumptions, step_ms, requests, rate / instances / 1e3)
         for requests in load.draws(instances)
     ]
     modes = [_mode(None, step_ms, [engine.whole() for engine in engines])]
@@ -157,39 +155,25 @@ def _longest_ms(source: PrefillSource, cached: float, tokens: int, chunk: int) -
     return source.between_ms(tokens - chunk, tokens)
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """A prompt of so many tokens to compute, chunk by chunk.
-
-    first_ms is up to the first multiple of the chunk size (0: it begins at one), inner are the numbers of whole chunks,
-    and last_ms is what remains, beside which there are `left` tokens in the same step for others.
+class _Run(NamedTuple):
+    """The steps that the rest of a prompt takes from the beginning of one on: `full` ones with nothing else, which take
+    lead_ms, and one in which it computes for last_ms and leaves `left` tokens to others.
     """
 
-    tokens: float
-    first_ms: float
-    inner: range
-    last_ms: float
-    left: float
-
-
-class _Cut(NamedTuple):
-    """A prompt of so many tokens to compute: ms of the steps before its last one, of its part of that, and of all of it
-    where it joins the last step of another. `left` tokens of its own last step are others'.
-    """
-
-    tokens: float
+    full: int
     lead_ms: float
     last_ms: float
     left: float
-    joined_ms: float
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """The prompts that begin steps of their own, the stalls of their last ones, steps without, ms to first tokens."""
+    """Steps with the last tokens of a prompt, by their stall; full ones with none, those of whole chunk n beyond those
+    of n - 1 (`begun`); steps without a prompt; and ms to first tokens.
+    """
 
-    own: Counter[int]
     last: Counter[float]
+    begun: Counter[int]
     free: int
     first_ms: Sequence[float]
 
@@ -198,6 +182,7 @@ class _Steps:
 class _Engine:
     """One engine and the requests that it gets, (arrival in ms, prompt) by arrival, `per_ms` of them on average."""
 
+    covers: Callable[[float], bool]
     between_ms: Callable[[float, float], float]
     assumptions: Assumptions
     step_ms: float
@@ -205,7 +190,7 @@ class _Engine:
     per_ms: float
 
     def whole(self) -> _Simulated:
-        times = {prompt: self.between_ms(self._cached(prompt), prompt) for prompt in self._counted}
+        times = {prompt: self.between_ms(start, prompt) for prompt, start in self._starts.items()}
         stalls: Counter[float] = Counter()
         requests, step_ms = self.requests, self.step_ms
         clock, index = requests[0][0], 0
@@ -225,99 +210,81 @@ class _Engine:
         return _Simulated(self._busy(times), stalls, first)
 
     def chunked(self, chunk: int) -> _Simulated:
-        """Chunks begin at multiples of `chunk`, so that prompts of all lengths share the times of all but their ends.
-
-        Which of these there are follows from the prompts that begin a step of their own; only their last steps, which
-        others may join, are looked at one by one.
+        """Only steps in which a prompt ends are looked at one by one. Full ones take what the chunk of a prompt takes
+        that begins at the multiple of `chunk` before, so that prompts of all lengths share their times.
         """
-        parts = {prompt: self._parts(prompt, chunk) for prompt in self._counted}
-        inner = max(part.inner.stop for part in parts.values())
-        each = [self.between_ms(number * chunk, (number + 1) * chunk) for number in range(inner)]
-        sums = [0.0, *accumulate(each)]
-        cuts = {prompt: self._cut(part, sums) for prompt, part in parts.items()}
-        steps = self._steps(cuts)
-        stalls, begun = Counter(steps.last), Counter[int]()  # begun: inner chunks more than of the number before
-        for prompt, count in steps.own.items():
-            part = parts[prompt]
-            begun[part.inner.start] += count
-            begun[part.inner.stop] -= count
-            if part.first_ms:
-                stalls[part.first_ms] += count
-        running = 0
-        for number, stall in enumerate(each):
-            running += begun[number]
-            stalls[stall] += running
+        steps = self._steps(chunk)
+        stalls, running = Counter(steps.last), 0
+        for number in range(max(steps.begun, default=0)):
+            running += steps.begun[number]
+            stalls[self.between_ms(number * chunk, (number + 1) * chunk)] += running
         stalls[0.0] += steps.free
-        return _Simulated(self._full_ms(cuts) / len(self.requests) * self.per_ms, stalls, steps.first_ms)
+        full_ms = {
+            prompt: self.between_ms(start, prompt) + (prompt - start) / chunk * self.step_ms
+            for prompt, start in self._starts.items()
+        }
+        return _Simulated(self._busy(full_ms), stalls, steps.first_ms)
 
-    def _cut(self, part: _Parts, sums: Sequence[float]) -> _Cut:
-        before_ms = part.first_ms + sums[part.inner.stop] - sums[part.inner.start]
-        steps = len(part.inner) + (part.first_ms > 0)
-        return _Cut(part.tokens, before_ms + steps * self.step_ms, part.last_ms, part.left, before_ms + part.last_ms)
+    def _run(self, start: float, prompt: int, chunk: int) -> _Run:
+        full = math.ceil((prompt - start) / chunk) - 1
+        last = start + full * chunk
+        lead_ms = self.between_ms(start, last) + full * self.step_ms if full else 0.0
+        return _Run(full, lead_ms, self.between_ms(last, prompt), chunk - (prompt - last))
 
-    def _full_ms(self, cuts: Mapping[int, _Cut]) -> float:
-        """What all steps with a chunk would take were all prompts there at once."""
-        total, room = 0.0, 0.0
-        for _, prompt in self.requests:
-            tokens, lead_ms, last_ms, left, joined_ms = cuts[prompt]
-            if tokens <= room:
-                total += joined_ms
-                room -= tokens
-            else:
-                total += lead_ms + self.step_ms + last_ms
-                room = left
-        return total
-
-    def _steps(self, cuts: Mapping[int, _Cut]) -> _Steps:
+    def _steps(self, chunk: int) -> _Steps:
         """The requests one after another."""
-        step_ms = self.step_ms
-        own: list[int] = []
+        step_ms, starts, between_ms = self.step_ms, self._starts, self.between_ms
+        runs = {prompt: self._run(start, prompt, chunk) for prompt, start in starts.items()}
         last: list[float] = []
         first: list[float] = []
         waiting: list[float] = []
-        clock = begun = self.requests[0][0]  # begun is the last step of a prompt, which `waiting` ones take part in
+        begun = Counter[int]()
+        clock = at = self.requests[0][0]  # at is the last step that is laid out, which `waiting` ones end in
         free, stall, room = 0, 0.0, 0.0
         for arrival, prompt in self.requests:
-            tokens, lead_ms, last_ms, left, joined_ms = cuts[prompt]
-            if tokens <= room and arrival <= begun:
-                stall += joined_ms
-                room -= tokens
+            start = starts[prompt]
+            joins = room > 0 and arrival <= at
+            if joins and prompt - start <= room:
+                stall += between_ms(start, prompt)
+                room -= prompt - start
                 waiting.append(arrival)
                 continue
+            joins = joins and self.covers(start + room)
+            run = runs[prompt]
+            if joins:
+                stall += between_ms(start, start + room)
+                start += room
+                run = self._run(start, prompt, chunk)
             if waiting:
-                clock = begun + step_ms + stall
+                clock = at + step_ms + stall
                 last.append(stall)
                 first += [clock - one for one in waiting]
             if arrival > clock:
                 steps = math.ceil((arrival - clock) / step_ms)
                 free += steps
                 clock += steps * step_ms
-            own.append(prompt)
-            begun, stall, room, waiting = clock + lead_ms, last_ms, left, [arrival]
-        clock = begun + step_ms + stall
+            if run.full:
+                number = int(start // chunk)
+                begun[number] += 1
+                begun[number + run.full] -= 1
+            at, stall, room, waiting = clock + run.lead_ms, run.last_ms, run.left, [arrival]
+        clock = at + step_ms + stall
         first += [clock - one for one in waiting]
-        return _Steps(Counter(own), Counter([*last, stall]), free + self._free_after(clock), first)
+        return _Steps(Counter([*last, stall]), begun, free + self._free_after(clock), first)
 
     def _free_after(self, clock: float) -> int:
         """Decode steps after the last request, until at their mean rate the next one would come."""
         until = self.requests[0][0] + len(self.requests) / self.per_ms
         return max(0, math.floor((until - clock) / self.step_ms))
 
-    def _parts(self, prompt: int, chunk: int) -> _Parts:
-        start = self._cached(prompt)
-        first, last = math.ceil(start / chunk), (prompt - 1) // chunk
-        if first > last:
-            return _Parts(prompt - start, 0.0, range(0), self.between_ms(start, prompt), chunk - (prompt - start))
-        first_ms = self.between_ms(start, first * chunk) if start < first * chunk else 0.0
-        last_ms = self.between_ms(last * chunk, prompt)
-        return _Parts(prompt - start, first_ms, range(first, last), last_ms, chunk - (prompt - last * chunk))
-
     @cached_property
     def _counted(self) -> Counter[int]:
         return Counter(prompt for _, prompt in self.requests)
 
-    def _cached(self, prompt: int) -> float:
-        return self.assumptions.cached_tokens(prompt)
+    @cached_property
+    def _starts(self) -> dict[int, float]:
+        """Behind what the prefix cache holds."""
+        return {prompt: self.assumptions.cached_tokens(prompt) for prompt in self._counted}
 
     def _busy(self, taken: Mapping[int, float]) -> float:
         """The share of time that the requests take, by the ms of one of each length."""

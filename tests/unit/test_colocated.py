@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvxfer.cost.assumptions import Assumptions
 from kvxfer.cost.colocated import Mode, chunks_not_known, simulate, stall_rows
 from kvxfer.cost.load import Load
-from kvxfer.cost.prefill_source import PrefillRate, PrefillTimes, prefill_sources
+from kvxfer.cost.prefill_source import AssumedPrefill, PrefillRate, PrefillSource, PrefillTimes, prefill_sources
 from kvxfer.model.presets import load_model
 
 NONE_CACHED = Assumptions()
@@ -83,17 +83,17 @@ def test_whole_prompts_by_hand() -> None:
 def test_prompts_that_wait_share_what_a_chunk_has_left_by_hand() -> None:
     """Steps of 10 ms; prompts of 4, 3 and 5 ms come at 0 and one of 3 at 100, in chunks of 10.
 
-    4 and 3 share a step to 17, in which 5 has no room; it is done at 32. After seven steps without there is 3, to 115,
-    and one without till the next would come. All at once they would take two steps: 4 and 3, 5 and 3.
+    4, 3 and 3 of the 5 share a step to 20; the other 2 are done at 32. After seven steps without there is 3, to 115,
+    and one without till the next would come. Full steps would be one and a half.
     """
     load = Load([4, 3, 5, 3], "here", arrivals_s=[0.0, 0.0, 0.0, 0.1])
     (_, chunked) = simulated(load, [10])
     assert chunked.stalled == pytest.approx(3 / 11)
     assert chunked.stall_mean_ms == pytest.approx(15 / 11)
-    assert chunked.stall_max_ms == 7
-    assert chunked.busy == pytest.approx(35 / (4 / 0.03))
+    assert chunked.stall_max_ms == 10
+    assert chunked.busy == pytest.approx(30 / (4 / 0.03))
     assert chunked.first_tokens is not None
-    assert chunked.first_tokens.mean_ms == pytest.approx((17 + 17 + 32 + 15) / 4)
+    assert chunked.first_tokens.mean_ms == pytest.approx((20 + 20 + 32 + 15) / 4)
 
 
 def test_steps_that_all_have_a_prompt_may_have_room_for_more() -> None:
@@ -181,6 +181,82 @@ def test_all_work_is_done_and_no_chunk_is_longer_than_asked(
     assert mode.stall_max_ms is not None
     assert mode.stall_max_ms <= chunk + 1e-6
     assert mode.busy * (arrivals[-1] - arrivals[0]) * 1e3 * len(prompts) / (len(prompts) - 1) >= work - 1e-6
+
+
+@dataclass
+class Waiting:
+    arrival_ms: float
+    done: float
+    prompt: int
+
+
+def step_by_step(
+    source: PrefillSource, load: Load, chunk: int, step_ms: float, assumptions: Assumptions
+) -> tuple[list[float], list[float]]:
+    """Stalls of all steps up to the last first token, and ms to first tokens: what an engine's scheduler does."""
+    assert load.arrivals_s is not None
+    coming = [
+        Waiting(1e3 * at, assumptions.cached_tokens(prompt), prompt)
+        for at, prompt in zip(load.arrivals_s, load.prompts, strict=True)
+    ]
+    clock, queue = coming[0].arrival_ms, list[Waiting]()
+    stalls, first = [], []
+    while coming or queue:
+        while coming and coming[0].arrival_ms <= clock:
+            queue.append(coming.pop(0))
+        room, stall, ended = float(chunk), 0.0, list[Waiting]()
+        while queue and room > 0:
+            one = queue[0]
+            end = min(float(one.prompt), one.done + room)
+            stall += source.between_ms(one.done, end)
+            room -= end - one.done
+            one.done = end
+            if end < one.prompt:
+                break
+            ended.append(queue.pop(0))
+        clock += step_ms + stall
+        stalls.append(stall)
+        first += [clock - one.arrival_ms for one in ended]
+    return stalls, first
+
+
+QUADRATIC = AssumedPrefill("full", 70e9, load_model("70b"), gpus=4, eff_tflops=400)
+
+
+@settings(max_examples=100)
+@given(
+    prompts=st.lists(st.integers(1, 3000), min_size=2, max_size=40),
+    gaps=st.lists(st.integers(0, 300), min_size=40, max_size=40),
+    chunk=st.integers(16, 4000),
+    hit=st.sampled_from([0.0, 0.25, 0.5]),
+    source=st.sampled_from([A_TOKEN_A_MS, QUADRATIC]),
+)
+def test_it_is_what_an_engine_does_step_by_step(
+    prompts: list[int], gaps: list[int], chunk: int, hit: float, source: PrefillSource
+) -> None:
+    """But for steps that no prompt ends in, whose attention is that of the multiple of the chunk before."""
+    # None comes just as a step begins, which rounding would decide.
+    arrivals = [sum(gaps[:number]) / 1e3 + number * 1.1234567e-3 for number in range(len(prompts))]
+    load = Load(prompts, "here", arrivals_s=arrivals)
+    assumptions = Assumptions(prefix_hit_prefill=hit)
+    (_, mode) = simulate(source, load, 1, 10.0, [chunk], assumptions)
+    stalls, first = step_by_step(source, load, chunk, 10.0, assumptions)
+    rel = 1e-6 if source is A_TOKEN_A_MS else 0.05
+    assert mode.stall_max_ms == pytest.approx(max(stalls), rel=rel)
+    assert mode.stalled is not None
+    assert mode.stall_mean_ms is not None
+    if mode.first_tokens is not None:
+        assert mode.first_tokens.mean_ms == pytest.approx(sum(first) / len(first))
+    with_prefill = sum(1 for stall in stalls if stall)
+    steps = with_prefill / mode.stalled
+    assert mode.stall_mean_ms * steps == pytest.approx(sum(stalls), rel=rel)
+
+
+def test_prompts_of_more_than_half_a_chunk_fill_what_another_leaves() -> None:
+    """700 tokens take 0.68 of a step of 1,024, and not one: 40 a second are done by steps of 20 ms."""
+    (_, mode) = simulate(PrefillRate(100_000), Load([700], "here", rate=40), 1, 20.0, [1024], NONE_CACHED)
+    assert mode.busy == pytest.approx(40 * (0.007 + 0.02 * 700 / 1024), rel=1e-6)
+    assert mode.first_tokens is not None
 
 
 def test_a_load_that_is_drawn_tells_how_far_its_draws_are_apart() -> None:
