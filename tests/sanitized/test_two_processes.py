@@ -115,9 +115,13 @@ def test_every_backend_pushes_and_pulls(watched: Place, package: Path) -> None:
 def test_a_report_fails_the_test(sanitizer: str, tmp_path: Path) -> None:
     """The options that the workers get lead reports where they are looked for."""
     source = tmp_path / "broken.cpp"
+    # Writes at the very same moment are a race that ThreadSanitizer may miss: a relaxed flag, which orders nothing,
+    # has the second wait for the first.
     source.write_text(
-        "#include <thread>\nint shared;\nint main(int argc, char**) {\n"
-        "  std::thread other([] { shared = 1; });\n  shared = 2;\n  other.join();\n"
+        "#include <atomic>\n#include <thread>\nint shared;\nstd::atomic<bool> written;\n"
+        "int main(int argc, char**) {\n"
+        "  std::thread other([] { shared = 1; written.store(true, std::memory_order_relaxed); });\n"
+        "  while (!written.load(std::memory_order_relaxed)) {}\n  shared = 2;\n  other.join();\n"
         "  int* gone = new int[argc];\n  delete[] gone;\n  return gone[0];\n}\n"
     )
     run("g++", "-std=c++20", "-g", f"-fsanitize={sanitizer}", "-o", tmp_path / "broken", source)
