@@ -21,6 +21,9 @@ CTEST := $(BIN)/ctest --output-on-failure --no-tests=error --parallel $(JOBS) --
 BENCH_ARGS ?=
 PEERS_ARGS ?=
 
+# Tests start thousands of processes: without cached bytecode each compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: bench benchmarks peers ucx-speed cost-model test test-full install install-dev lint test-native test-python test-python-units test-python-processes sanitize test-slow test-slow-faults test-slow-within test-slow-rest test-rdma fuzz clean
 
 bench: install
