@@ -24,7 +24,7 @@ PEERS_ARGS ?=
 # Tests start thousands of processes: without cached bytecode each compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: bench benchmarks peers ucx-speed cost-model test test-full install install-dev lint test-native test-python test-python-units test-python-processes sanitize test-slow test-slow-faults test-slow-within test-slow-rest test-rdma fuzz clean
+.PHONY: bench benchmarks peers ucx-speed cost-model test test-full install install-dev lint test-native test-python test-python-units test-python-processes test-python-commands sanitize test-slow test-slow-faults test-slow-within test-slow-rest test-rdma fuzz clean
 
 bench: install
 	$(BIN)/python -m kvxfer.bench --model 70b --backend all $(BENCH_ARGS)
@@ -78,20 +78,26 @@ test-native: install-dev
 	$(CMAKE) --build build/tests --parallel $(JOBS) >> build/tests.log 2>&1 || (cat build/tests.log; false)
 	$(CTEST) build/tests
 
-# In two parts at once: what computes in one process, and what starts others and waits for them.
+# Two parts at once: what starts other processes waits for them half of the time, what computes in one does not. The third
+# part, which runs whole benchmarks, follows the shorter one.
 test-python: install-dev
-	$(MAKE) --jobs=2 --output-sync=target test-python-units test-python-processes
+	$(MAKE) --jobs=2 --output-sync=target test-python-processes test-python-units test-python-commands
+
+COMMANDS := tests/peers tests/readme
 
 test-python-units:
 	$(BIN)/pytest -m 'not slow' --benchmark-disable tests/unit bench/suites
 
 test-python-processes:
-	$(BIN)/pytest -m 'not slow' --benchmark-disable tests --ignore=tests/unit
+	$(BIN)/pytest -m 'not slow' --benchmark-disable tests --ignore=tests/unit $(addprefix --ignore=,$(COMMANDS))
+
+test-python-commands:
+	$(BIN)/pytest -m 'not slow' --benchmark-disable $(COMMANDS)
 
 # Bandwidths are measured, and all memory taken, with nothing beside them. Faults wait most of the time, so the rest runs
 # next to them, in two parts, and the emulated machine when one of these is done: a fourth at once starves the others.
 SLOW_ALONE := tests/hosts tests/conformance/test_largest_pool.py
-SLOW_WITHIN := tests/conformance tests/sanitized tests/fuzz tests/wheel tests/peers tests/readme
+SLOW_WITHIN := tests/conformance tests/sanitized tests/fuzz tests/wheel $(COMMANDS)
 
 test-slow: install-dev
 	$(BIN)/pytest -m slow $(SLOW_ALONE)
