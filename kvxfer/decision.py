@@ -275,7 +275,7 @@ def _traffic(
         assumptions=asked.assumptions,
         engines=offered.cluster.engines,
         pipelining=pipelining,
-        queue=pools.queue,
+        replays=pools.replays,
     )
 
 

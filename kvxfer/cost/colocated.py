@@ -36,8 +36,7 @@ class Mode:
     of them full) takes; from 1 on the load is more than this can take, and what grows without end is None.
     stalled is the share of pairs of tokens with a stall between them. first_tokens are those of the load's requests,
     None where these wait ever longer. A load without timestamps is drawn several times: the figures are of all draws
-    together, those of first_tokens of the first, and itl_p99_range_ms has the least and the most of each draw's own
-    p99; None for one alone.
+    together, and itl_p99_range_ms has the least and the most of each draw's own p99; None for one alone.
     """
 
     chunk_tokens: int | None
@@ -143,7 +142,7 @@ def _mode(chunk: int | None, step_ms: float, draws: Sequence[_Simulated]) -> Mod
         stall_p99_ms=worst,
         stall_max_ms=max(stall for stall, count in stalls.items() if count),
         itl_p99_ms=step_ms + worst,
-        first_tokens=first_tokens(draws[0].first_ms) if busy < 1 else None,
+        first_tokens=first_tokens([draw.first_ms for draw in draws]) if busy < 1 else None,
         itl_p99_range_ms=(min(each), max(each)) if len(each) > 1 else None,
     )
 

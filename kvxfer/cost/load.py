@@ -116,11 +116,22 @@ class Load:
                 (arrival * stretch, prompt)
                 for arrival, prompt in zip(self.arrivals_s[::instances], self.prompts[::instances], strict=True)
             ]
-        draw, clock, drawn = random.Random(SEED + number).random, 0.0, []
-        for _ in range(DRAWN):
-            clock -= math.log(1.0 - draw()) * instances / rate * 1e3
-            drawn.append((clock, self.prompts[int(draw() * len(self.prompts))]))
-        return drawn
+        mean_ms = instances / rate * 1e3
+        return [(clock * mean_ms, prompt) for clock, prompt in self._drawn(number)]
+
+    def _drawn(self, number: int) -> list[tuple[float, int]]:
+        """Requests that are 1 apart in the mean, the same ones whoever gets them."""
+        if number not in self._known_draws:
+            draw, clock, drawn = random.Random(SEED + number).random, 0.0, []
+            for _ in range(DRAWN):
+                clock -= math.log(1.0 - draw())
+                drawn.append((clock, self.prompts[int(draw() * len(self.prompts))]))
+            self._known_draws[number] = drawn
+        return self._known_draws[number]
+
+    @cached_property
+    def _known_draws(self) -> dict[int, list[tuple[float, int]]]:
+        return {}
 
     def as_record(self) -> dict[str, Any]:
         """The result file's `plan.load`."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvxfer.cache.layout import Side
 from kvxfer.cost.assumptions import Assumptions
-from kvxfer.cost.first_token import Prefilled, prefilled
+from kvxfer.cost.first_token import Replay, replayed
 from kvxfer.cost.load import Load
 from kvxfer.cost.prefill_source import PrefillSource, prompt_ms
 from kvxfer.errors import UsageError
@@ -108,9 +108,9 @@ def make_cluster(
 class Pools:
     """What the load makes of the pools; None where it, or their size, is not known.
 
-    prefill_busy is the share of prefill's time that is work, prefill_wait_ms the mean wait for an engine. queue are the
-    requests of one engine, replayed; none where they would wait ever longer. decode_batch is the mean number of
-    sequences that one decode engine works on, and concurrency that of the whole service.
+    prefill_busy is the share of prefill's time that is work, prefill_wait_ms the mean wait for an engine. replays are
+    requests of each draw of the load, prefilled; none where they would wait ever longer. decode_batch is the mean
+    number of sequences that one decode engine works on, and concurrency that of the whole service.
     """
 
     cluster: Cluster
@@ -118,7 +118,7 @@ class Pools:
     prefill_wait_ms: float | None
     decode_batch: float | None
     concurrency: float | None
-    queue: Sequence[Prefilled] = ()
+    replays: Sequence[Replay] = ()
 
     @property
     def colocated_batch(self) -> float | None:
@@ -139,20 +139,33 @@ def pools_of(
     """By the prefill time of `source` and a decode step of `step_ms`, each None when not known."""
     rate, instances = load.requests_per_s, cluster.prefill_instances
     busy = wait = None
-    queue: list[Prefilled] = []
+    replays: list[Replay] = []
     if rate and instances and source is not None:
         times = {prompt: prompt_ms(source, assumptions, prompt) for prompt in set(load.prompts)}
         per_ms = rate / instances / 1e3
         count = len(load.prompts)
         busy = per_ms * sum(times[prompt] for prompt in load.prompts) / count
         if busy < FULL:
-            queue = prefilled(load.requests(instances), times)
-            wait = sum(one.wait_ms for one in queue) / len(queue)
+            replays = _replays(load, instances, cluster.decode_instances or instances, times)
+            waits = [replay.waits_ms for replay in replays]
+            wait = sum(map(sum, waits)) / sum(map(len, waits))
     concurrency = None
     if rate and load.mean_output is not None and step_ms is not None:
         concurrency = rate * load.mean_output * step_ms / 1e3  # Little
     batch = concurrency / cluster.decode_instances if concurrency is not None and cluster.decode_instances else None
-    return Pools(cluster, busy, wait, batch, concurrency, queue)
+    return Pools(cluster, busy, wait, batch, concurrency, replays)
+
+
+def _replays(load: Load, prefill: int, decode: int, takes_ms: Mapping[int, float]) -> list[Replay]:
+    """Of engines that share the load in turn on either side, those that meet: the others are as they are.
+
+    Of a load that is drawn one engine of prefill stands for them.
+    """
+    alike = math.gcd(prefill, decode)
+    senders = prefill // alike
+    engines = senders if load.traced_rate else 1
+    draws = load.draws(prefill // engines)
+    return [replayed(draw, takes_ms, engines, senders, decode // alike) for draw in draws]
 
 
 def pools_record(pools: Pools) -> dict[str, Any]:

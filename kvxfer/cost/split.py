@@ -11,7 +11,7 @@ from kvxfer.cache.layout import Side
 from kvxfer.cache.leaving import Weight
 from kvxfer.cache.sends import Cut
 from kvxfer.cost.assumptions import Assumptions
-from kvxfer.cost.first_token import FirstTokens, OnThePath, Prefilled, crossed, first_tokens_record
+from kvxfer.cost.first_token import FirstTokens, OnThePath, Replay, crossed, first_tokens_record
 from kvxfer.cost.fitted import Fitted
 from kvxfer.cost.load import Load
 from kvxfer.cost.measured import Measured
@@ -104,7 +104,7 @@ class Traffic:
 
     on_links tells them on each link that is assumed, and link_sides whose that is. tokens are the prompt lengths that
     are told one by one. engines are those of each side, as far as said. pipelining is None where it was not asked for.
-    queue are requests of one engine that were prefilled.
+    replays are requests that were prefilled, of each draw of the load.
     """
 
     dtype: str
@@ -118,7 +118,7 @@ class Traffic:
     assumptions: Assumptions
     engines: Mapping[Side, int]
     pipelining: Pipelining | None = None
-    queue: Sequence[Prefilled] = ()
+    replays: Sequence[Replay] = ()
 
     @cached_property
     def prompts(self) -> dict[int, int]:
@@ -186,8 +186,8 @@ class Traffic:
     ) -> FirstTokens | None:
         """By what some prompts' transfers take, or what pipelining leaves of them; None where the path is too narrow.
 
-        The next request of the same engine of prefill waits for its own links only. What sends hide that are assumed to
-        cost nothing does not count.
+        The next request of the same engine of either side waits for its own links only. What sends hide that are
+        assumed to cost nothing does not count.
         """
         if busy is None or busy.share >= 1:
             return None
@@ -199,12 +199,11 @@ class Traffic:
                 waits_ms = {tokens: self.pipelining.exposed_ms(crossing, tokens, cut) for tokens in transfers_ms}
             else:
                 pipelined = None
-        holds_ms = {
-            tokens: self._held_ns(carrier, pipelined, whole, tokens)["prefill"] / 1e6 for tokens in transfers_ms
-        }
-        return crossed(
-            self.queue, {tokens: OnThePath(ms, min(ms, holds_ms[tokens])) for tokens, ms in waits_ms.items()}
-        )
+        path = {}
+        for tokens, ms in waits_ms.items():
+            held_ns = self._held_ns(carrier, pipelined, whole, tokens)
+            path[tokens] = OnThePath(ms, *(min(ms, held_ns[side] / 1e6) for side in SIDES))
+        return crossed(self.replays, path)
 
     def pipelined(self, carrier: Carrier, reaches: Callable[[int], bool]) -> Pipelined | None:
         """What a carrier leaves exposed of the prompts that are reached; None where that was not asked for."""

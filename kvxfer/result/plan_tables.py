@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,9 +51,8 @@ POOLS_NOTES = (
 
 FIRST_TOKENS = "Time to first token at this load: wait, prefill and, in the split, transfer"
 FIRST_TOKENS_NOTES = (
-    "Of the requests of one engine (one draw of them), first come first served, replayed. –: the p99 of fewer than a",
-    "hundred, a split whose prefill pool is not said, and a path that was not measured for all prompts.",
-    "Transfers from several prefill engines that meet at one of decode are taken not to wait for each other.",
+    "Engines and both ends of a path, replayed first come first served. (…): in single draws of the load. –: the p99",
+    "of fewer than a hundred, a split whose prefill pool is not said, and a path not measured for all prompts.",
 )
 
 HOLDS = {True: "yes", False: "no", None: "open"}
@@ -147,11 +147,14 @@ def _print_colocated(colocated: Record, wanted: Record, console: Console) -> Non
 
 def _itl(mode: Record) -> str:
     """With the least and the most of the load's draws, where they differ."""
-    told = _cell(mode, "itl_p99_ms")
-    if mode.get("itl_p99_range_ms") is None:
-        return told
-    low, high = map(figure, mode["itl_p99_range_ms"])
-    return told if low == high else f"{told} ({low} – {high})"
+    return _cell(mode, "itl_p99_ms") + _range(mode.get("itl_p99_range_ms"))
+
+
+def _range(draws: Sequence[float] | None) -> str:
+    if draws is None:
+        return ""
+    low, high = map(figure, draws)
+    return "" if low == high else f" ({low} – {high})"
 
 
 def _print_split(paths: Sequence[Record], console: Console) -> None:
@@ -244,10 +247,12 @@ def _print_first_tokens(plan: Record, console: Console) -> None:
     def told(name: str) -> list[str]:
         return ["no end" if endless else figure(one.get(name)) for _, one, endless in rows]
 
+    ranges = ["" if endless else _range(one.get("first_token_p99_range_ms")) for _, one, endless in rows]
+    worst = list(map(operator.add, told("first_token_p99_ms"), ranges))
     print_table(
         FIRST_TOKENS,
         [Column("layout", [name for name, _, _ in rows], words=True, share=3)],
-        [Column("mean\nms", told("first_token_mean_ms")), Column("p99\nms", told("first_token_p99_ms"))],
+        [Column("mean\nms", told("first_token_mean_ms")), Column("p99\nms", worst)],
         console,
         FIRST_TOKENS_NOTES,
     )

@@ -1,15 +1,23 @@
-"""Time to first token: a queue by hand, its path, and what is told of too few requests or too narrow a path."""
+"""Time to first token: queues by hand and event by event, paths, and what is told of too few or too narrow."""
 
 from __future__ import annotations
 
 import json
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvxfer import plan
-from kvxfer.cost.first_token import OnThePath, Prefilled, crossed, first_tokens, prefilled
+from kvxfer.cost.first_token import OnThePath, Replay, crossed, first_tokens, replayed
+from kvxfer.cost.load import Load
 
 Captured = pytest.CaptureFixture[str]
 
@@ -28,29 +36,110 @@ def printed(capsys: Captured, *argv: str) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
+def both_ends(waits_ms: float, holds_ms: float) -> OnThePath:
+    return OnThePath(waits_ms, holds_ms, holds_ms)
+
+
 def test_a_queue_and_a_path_by_hand() -> None:
     """The second waits 80 ms for prefill, and is through the path 10 ms after the first, 230 ms after that came."""
-    queue = prefilled([(0.0, 100), (20.0, 50), (300.0, 100)], {50: 50.0, 100: 100.0})
-    assert queue == [Prefilled(100, 0, 0, 100), Prefilled(50, 20, 100, 150), Prefilled(100, 300, 300, 400)]
-    assert [one.wait_ms for one in queue] == [0, 80, 0]
-    path = {50: OnThePath(10.0, 10.0), 100: OnThePath(120.0, 120.0)}
-    found = crossed(queue, path)
+    queue = replayed([(0.0, 100), (20.0, 50), (300.0, 100)], {50: 50.0, 100: 100.0})
+    assert queue == Replay([100, 50, 100], [0, 20, 300], [0, 80, 0], [100, 150, 400])
+    path = {50: both_ends(10.0, 10.0), 100: both_ends(120.0, 120.0)}
+    found = crossed([queue], path)
     assert found is not None
     assert (found.mean_ms, found.p99_ms) == (pytest.approx((220 + 210 + 220) / 3), None)
-    between = crossed([Prefilled(75, 0, 0, 100)], path)
+    between = crossed([Replay([75], [0.0], [0.0], [100.0])], path)
     assert between is not None
     assert between.mean_ms == pytest.approx(100 + 65)
     assert crossed([], path) is None
-    assert crossed(queue, {}) is None
-    hidden = {50: OnThePath(10.0, 2.0), 100: OnThePath(120.0, 20.0)}  # the rest is latency: nobody waits for it
-    found = crossed(queue, hidden)
+    assert crossed([queue], {}) is None
+    hidden = {50: both_ends(10.0, 2.0), 100: both_ends(120.0, 20.0)}  # the rest is latency: nobody waits for it
+    found = crossed([queue], hidden)
     assert found is not None
     assert found.mean_ms == pytest.approx((220 + 140 + 220) / 3)
 
 
+def test_two_engines_that_send_to_one_by_hand() -> None:
+    """All done at 100: the second waits 30 ms for decode's end; so does the third, which leaves its own at 120."""
+    requests = [(0.0, 100), (0.0, 100), (10.0, 10)]
+    queue = replayed(requests, {10: 10.0, 100: 100.0}, engines=2, senders=2)
+    assert queue.done_ms == [100, 100, 110]
+    found = crossed([queue], {10: OnThePath(40.0, 20.0, 30.0), 100: OnThePath(40.0, 20.0, 30.0)})
+    assert found is not None
+    assert found.mean_ms == pytest.approx((140 + 170 + 160 + 40 - 10) / 3)
+
+
+def event_by_event(
+    requests: Sequence[tuple[float, int]], takes_ms: Mapping[int, float], path: OnThePath, engines: int, decode: int
+) -> list[float]:
+    """Ms to first tokens by request, where every engine and every end of a path takes what has come first."""
+    # The time, whether one comes or a place is free again, who it is, and the stage of the place.
+    coming = [(at, 1, number, 0) for number, (at, _) in enumerate(requests)]
+    waiting: dict[tuple[int, int], deque[int]] = {}
+    busy: set[tuple[int, int]] = set()
+    first = [0.0] * len(requests)
+    while coming:
+        now, comes, number, stage = heappop(coming)
+        place = stage, number % (decode if stage == 2 else engines)
+        line = waiting.setdefault(place, deque())
+        if comes:
+            line.append(number)
+        else:
+            busy.remove(place)
+        if not line or place in busy:
+            continue
+        number = line.popleft()
+        busy.add(place)
+        holds = takes_ms[requests[number][1]], path.prefill_ms, path.decode_ms
+        heappush(coming, (now + holds[stage], 0, number, stage))
+        if stage < 2:
+            heappush(coming, (now + holds[0] if stage == 0 else now, 1, number, stage + 1))
+        else:
+            first[number] = now + path.waits_ms - requests[number][0]
+    return first
+
+
+@settings(max_examples=100)
+@given(
+    prompts=st.lists(st.integers(1, 1000), min_size=1, max_size=60),
+    gaps=st.lists(st.integers(0, 400), min_size=60, max_size=60),
+    engines=st.integers(1, 6),
+    decode=st.integers(1, 6),
+    path=st.tuples(st.floats(0, 500), st.floats(0, 500), st.floats(0, 500)),
+)
+def test_it_is_what_every_engine_does_event_by_event(
+    prompts: list[int], gaps: list[int], engines: int, decode: int, path: tuple[float, float, float]
+) -> None:
+    # None is done just when another is, which rounding would decide.
+    arrivals = [sum(gaps[:number]) + number * 1.1234567 for number in range(len(prompts))]
+    requests, takes_ms = list(zip(arrivals, prompts, strict=True)), {tokens: float(tokens) for tokens in prompts}
+    on_path = OnThePath(sum(path), *path[1:])
+    found = crossed([replayed(requests, takes_ms, engines, engines, decode)], {1: on_path})
+    expected = event_by_event(requests, takes_ms, on_path, engines, decode)
+    assert found is not None
+    assert found.mean_ms == pytest.approx(sum(expected) / len(expected))
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(8, 1), (3, 2), (2, 3)])
+def test_one_engine_stands_for_all_of_a_load_that_is_drawn(prefill: int, decode: int) -> None:
+    """Prefill's engines are busy 70 % of the time, and the busier ends of their paths 75 %."""
+    takes_ms = {250: 250.0}
+    holds_ms = 250 * 0.75 / 0.7 / max(1, prefill / decode)
+    path = both_ends(holds_ms, holds_ms)
+    draws = Load([250], "here", rate=0.7 * prefill / 0.25).draws(prefill)
+    found = crossed([replayed(draw, takes_ms, 1, prefill, decode) for draw in draws], {250: path})
+    streams, draw = [], random.Random(7)
+    for _ in range(prefill):
+        streams.append(list(accumulate(draw.expovariate(0.7 / 250) for _ in range(24_000 // prefill))))
+    requests = [(stream[number], 250) for number in range(24_000 // prefill) for stream in streams]
+    expected = event_by_event(requests, takes_ms, path, prefill, decode)
+    assert found is not None
+    assert found.mean_ms == pytest.approx(sum(expected) / len(expected), rel=0.05)
+
+
 def test_the_p99_takes_a_hundred_requests() -> None:
-    assert first_tokens(list(map(float, range(100, 0, -1)))).p99_ms == 99
-    assert first_tokens([1.0] * 99).p99_ms is None
+    assert first_tokens([list(map(float, range(100, 0, -1)))]).p99_ms == 99
+    assert first_tokens([[1.0] * 99]).p99_ms is None
 
 
 def traced(tmp_path: Path, arrivals_ms: list[int]) -> list[str]:
@@ -132,3 +221,26 @@ def test_waits_are_never_negative(capsys: Captured) -> None:
     argv = ["--model", "8b", "--tokens", "512", "--rate", "1e-6", "--eff-tflops", "1000000", "--prefill-gpus", "16"]
     found = planned(capsys, *argv, "--decode-gpus", "16", "--output-tokens", "300", "--decode-step-ms", "20")
     assert found["pools"]["prefill"]["wait_ms"] >= 0
+
+
+def test_transfers_of_several_prefill_engines_wait_for_each_other_at_decode(capsys: Captured) -> None:
+    """At 0.75 of what one decode engine's path can carry, of 8 prefill engines that are hardly busy themselves."""
+    argv = ["--model", "8b", "--tokens", "4096", "--prefill-tokens-per-s", "50000", "--link", "25", "--rate", "4.366"]
+    argv += ["--output-tokens", "10", "--decode-step-ms", "10", "--prefill-gpus", "32"]
+    alone, paired, met = (planned(capsys, *argv, "--decode-gpus", gpus)["split"][0] for gpus in ("64", "32", "4"))
+    assert (met["busy"], met["busy_side"]) == (pytest.approx(0.75, abs=0.001), "decode")
+    assert alone["first_token_mean_ms"] == paired["first_token_mean_ms"]
+    by_theory = met["median_ms"] * 0.75 / 2 / 0.25  # Pollaczek-Khinchine
+    assert met["first_token_mean_ms"] - paired["first_token_mean_ms"] == pytest.approx(by_theory, rel=0.05)
+
+
+def test_a_load_that_is_drawn_says_how_far_its_draws_are_apart(tmp_path: Path, capsys: Captured) -> None:
+    argv = [*SERVED, "--tokens", "4096", "--prefill-tokens-per-s", "8000", "--output-tokens", "100", "--link", "100"]
+    found = planned(capsys, *argv)
+    for one in (found["split"][0], *found["colocated"]["modes"]):
+        least, most = one["first_token_p99_range_ms"]
+        assert least < one["first_token_p99_ms"] < most
+    found = planned(capsys, *traced(tmp_path, [1000 * number for number in range(400)]), *SERVED[4:8])
+    for one in (found["split"][0], *found["colocated"]["modes"]):
+        assert one["first_token_p99_ms"] > 0
+        assert one["first_token_p99_range_ms"] is None

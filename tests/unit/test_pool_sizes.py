@@ -10,7 +10,7 @@ from example_result import cost_model
 
 from kvxfer.cache.layout import Side
 from kvxfer.cost.assumptions import Assumptions
-from kvxfer.cost.first_token import Prefilled
+from kvxfer.cost.first_token import Replay
 from kvxfer.cost.fitted import fitted_models
 from kvxfer.cost.load import Load
 from kvxfer.cost.measured import Measured
@@ -264,7 +264,7 @@ def test_a_load_that_a_measurement_reaches_in_part_is_told_by_that_part() -> Non
 def test_first_tokens_are_told_of_a_load_whose_every_prompt_is_reached() -> None:
     """500 tokens that took 500 ms of prefill, and 100 of the path."""
     for prompts, mean_ms in ([500, 1000], 600), ([500, 9000], None):
-        traffic = replace(traffic_of(Load(prompts, "here", rate=0.01)), queue=[Prefilled(500, 0.0, 0.0, 500.0)])
+        traffic = replace(traffic_of(Load(prompts, "here", rate=0.01)), replays=[Replay([500], [0.0], [0.0], [500.0])])
         (path,) = measured_paths([row(500, 100), row(1000, 300)])
         cost = path_cost(path, traffic, {})
         assert cost is not None
@@ -280,7 +280,7 @@ def test_a_measurement_that_does_not_reach_is_not_used(prompts: list[int]) -> No
 def test_first_tokens_are_not_told_where_the_shortest_or_the_longest_prompt_is_not_reached() -> None:
     """One of many thousand."""
     load = Load([500] * 5000 + [90_000], "here", rate=0.01)
-    traffic = replace(traffic_of(load), queue=[Prefilled(90_000, 0.0, 0.0, 500.0)])
+    traffic = replace(traffic_of(load), replays=[Replay([90_000], [0.0], [0.0], [500.0])])
     (path,) = measured_paths([row(500, 100), row(1000, 300)])
     cost = path_cost(path, traffic, {})
     assert cost is not None
