@@ -325,11 +325,10 @@ def _situation(service: Service, dtype: DType, path: PathCost | None) -> Situati
 
 
 def _cache(service: Service, dtype: DType) -> Record:
-    """The memory that the decode pool's sequences take, on average over their life, and has."""
+    """The memory that the decode pool's sequences take, on average, and has."""
     asked, offered, pools = service.asked, service.offered, service.pools
-    cluster, output = offered.cluster, offered.load.mean_output
-    tokens = math.ceil(offered.load.mean_prompt + (output or 0) / 2)
-    spec = asked.spec(dtype)
+    cluster, spec = offered.cluster, asked.spec(dtype)
+    tokens = math.ceil(offered.load.mean_decoding)
     blocks = spec.blocks(tokens)
     size = sum(region.block_bytes * blocks[region.group] for region in spec.regions(asked.decode))
     available = None

@@ -53,6 +53,17 @@ class Load:
     def mean_output(self) -> float | None:
         return sum(self.outputs) / len(self.outputs) if self.outputs else None
 
+    @cached_property
+    def mean_decoding(self) -> float:
+        """Tokens of a sequence, mean of those that decode at any moment, of whose answers half is there.
+
+        Long answers are more of these than of the requests.
+        """
+        if len(self.outputs) != len(self.prompts) or not self.mean_output:
+            return self.mean_prompt + (self.mean_output or 0) / 2
+        halves = ((prompt + output / 2) * output for prompt, output in zip(self.prompts, self.outputs, strict=True))
+        return sum(halves) / sum(self.outputs)
+
     @property
     def traced_rate(self) -> float | None:
         """Requests per second of the arrivals; None without any, or when all come at once."""

@@ -230,3 +230,11 @@ def test_requests_that_all_come_at_once_have_no_rate() -> None:
     load = Load([1, 2], "here", arrivals_s=[0.0, 0.0])
     assert load.requests_per_s is None
     assert load.as_record()["arrivals"] is None
+
+
+def test_long_answers_are_more_of_what_decodes_at_once_than_of_the_requests() -> None:
+    """Of 1,000 steps 900 have the sequence of 3,000 tokens, and 450 of its answer in the mean."""
+    assert Load([1000, 3000], "here", outputs=[100, 900]).mean_decoding == pytest.approx(0.1 * 1050 + 0.9 * 3450)
+    assert Load([1000, 3000], "here", outputs=[500]).mean_decoding == 2250
+    assert Load([1000, 3000], "here", outputs=[0, 0]).mean_decoding == 2000
+    assert Load([1000, 3000], "here").mean_decoding == 2000
