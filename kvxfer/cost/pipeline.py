@@ -153,22 +153,33 @@ def fit_link(size: float, alone: Sequence[tuple[int, float]], part: tuple[float,
 def break_even_tokens(exposed: Callable[[int, int], float], together: int, layers: int, step: int) -> int | None:
     """The shortest prompt, in multiples of `step` tokens, from which on sends of `together` layers pay; None: none.
 
-    They pay where no more is exposed than of all layers at once, by `exposed` of (tokens, layers per send).
+    They pay where no more is exposed than of all layers at once, by `exposed` of (tokens, layers per send). Where sends
+    of some sizes were measured to be slower than others they may pay of short prompts, lose, and pay again: lengths are
+    looked at from the longest down, and what counts is the longest at which they lose.
     """
 
     def pays(tokens: int) -> bool:
         return exposed(tokens, together) <= exposed(tokens, layers) * (1 + SAME)
 
-    high = step
-    while not pays(high):
-        high *= 2
-        if high > LONGEST_PROMPT:
-            return None
-    low = high // 2
-    while high - low > step and high > step:
+    lengths = _lengths(step)
+    last = next((at for at in reversed(range(len(lengths))) if not pays(lengths[at])), None)
+    if last is None:
+        return step
+    if last == len(lengths) - 1:
+        return None
+    low, high = lengths[last], lengths[last + 1]
+    while high - low > step:
         middle = low + (high - low) // (2 * step) * step
         low, high = (low, middle) if pays(middle) else (middle, high)
     return high
+
+
+def _lengths(step: int) -> list[int]:
+    """Multiples of `step` up to the longest prompt: 1, 2, 3, 4, 6, 8, 12 … of them."""
+    counts = [1]
+    while counts[-1] * step * 2 <= LONGEST_PROMPT:
+        counts += [counts[-1] * 3 // 2, counts[-1] * 2]
+    return [count * step for count in dict.fromkeys(counts)]
 
 
 def longest(holds: Callable[[int], bool]) -> int:

@@ -34,9 +34,9 @@ class Pipelined:
     """The cut of every prompt, and what it leaves exposed.
 
     percent is the share of the load's exposed time in the prefill of the same prompts; median_ms and p99_ms are of
-    those prompts, None where the path does not reach them. break_even_tokens is the shortest prompt at which the cut is
-    no slower than serial: None where there is none, or the cut is serial or by chunks. reach is what was measured of
-    the path (None: it is assumed), and extrapolated are the sends beyond it, None where there are none;
+    those prompts, None where the path does not reach them. break_even_tokens is the shortest prompt from which on the
+    cut is no slower than serial: None where there is none, or the cut is serial or by chunks. reach is what was
+    measured of the path (None: it is assumed), and extrapolated are the sends beyond it, None where there are none;
     break_even_extrapolated says whether the prompt of break_even_tokens has such.
     """
 

@@ -19,7 +19,7 @@ NOTES = (
     "hidden: the share of the cut's own transfer alone that is not exposed, negative where more is than that takes.",
     "slower: what the transfer added to the compute.",
     "waited for: the end waited for compute up to that layer, then for so many transfers one after another.",
-    "pays from: by the model, the shortest prompt at which the cut is no slower than serial (all layers at once).",
+    "pays from: by the model, the shortest prompt from which on the cut is no slower than serial (all layers at once).",
 )
 
 

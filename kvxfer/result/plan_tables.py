@@ -37,7 +37,7 @@ PIPELINED_NOTES = (
     "cut: layers per send, xTOKENS of a chunk of the prompt; --pipeline best takes the best of bench's sweep.",
     "serial: all layers at once, after the whole prefill.",
     "(%) is the share of the load's transfers, and of what is exposed of them, in the prefill of the same prompts.",
-    "pays from: the shortest prompt at which this cut is no slower than serial.",
+    "pays from: the shortest prompt from which on this cut is no slower than serial.",
 )
 
 NOT_REACHED = (

@@ -161,6 +161,16 @@ def test_break_even_is_where_a_layers_compute_pays_for_its_send() -> None:
     assert found(1, layer_ns=0.0) is None
 
 
+@pytest.mark.parametrize(("loses", "found"), [(range(16, 97), 112), (range(100, 1001), 1008), (range(99, 10**9), None)])
+def test_break_even_is_past_all_prompts_at_which_the_cut_loses(loses: range, found: int | None) -> None:
+    """Sends of sizes that were measured to be slow may lose where smaller and larger ones pay."""
+
+    def exposed(tokens: int, together: int) -> float:
+        return 2.0 if together == 1 and tokens in loses else 1.0
+
+    assert break_even_tokens(exposed, 1, 32, 16) == found
+
+
 @pytest.mark.parametrize(
     "damage",
     [{"cuts": []}, {"best": None}, {"compute": {"source": 3}}, {"compute": {"source": "spin", "layers": "32"}}, 7],

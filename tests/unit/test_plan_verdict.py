@@ -696,7 +696,7 @@ def test_short_prompts_lose_by_pipelining_where_sends_cost(capsys: Captured) -> 
     text = printed(capsys, *argv, "--tokens", "64", "--pipeline", "best")
     assert "α = 2 ms for each transfer (0.5 ms of it for each send of a pipelined one) and γ = 0 µs" in text
     assert "--pipeline best takes the best of bench's sweep" in text
-    assert "pays from: the shortest prompt at which this cut is no slower than serial" in text
+    assert "pays from: the shortest prompt from which on this cut is no slower than serial" in text
 
 
 def test_the_verdict_counts_what_pipelining_leaves_and_says_that_it_is_a_model(capsys: Captured) -> None:
