@@ -48,7 +48,7 @@ Record = Mapping[str, Any]
 
 ONE_SIZE = (
     "{} over {}: one size does not tell what smaller sends take, and so not what pipelining leaves exposed; measure "
-    "two lengths or more (kvxfer bench --peer), or a cost model (--fit)"
+    "two lengths or more (kvxfer bench --peer), the longest by layers (--pipeline sweep), or a cost model (--fit)"
 )
 
 FREE_SENDS = (

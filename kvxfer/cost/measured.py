@@ -129,11 +129,16 @@ def _behind_ms(row: Mapping[str, Any]) -> float | None:
 
 
 def _sends(row: Mapping[str, Any]) -> Link | None:
-    """By the model of the row's pipelining; it has sent from one layer to all of them."""
+    """By the model of the row's pipelining; it has sent from one layer to all of them.
+
+    None where all cuts had as many sends: the model has nothing of what one costs then.
+    """
     pipeline = row.get("pipeline")
     if pipeline is None or (isinstance(pipeline, Mapping) and "model" not in pipeline):
         return None
     try:
+        if len({cut["sends"] for cut in pipeline["cuts"]}) < 2:
+            return None
         model, layers = pipeline["model"], pipeline["compute"]["layers"]
         latency_ns, occupancy_ns = (finite(model[name]) for name in ("latency_ns", "occupancy_ns"))
         gbyte_s = 1 / ns_per_byte(model["bandwidth_gbyte_s"])

@@ -40,6 +40,10 @@ class Series:
         self.alone_ns: list[int] = []  # the same sends without compute
 
     @property
+    def sends(self) -> int:
+        return len(self.runs[0].ready_after)
+
+    @property
     def total_ns(self) -> list[int]:
         return [_first(run.total_ns) for run in self.runs]
 
@@ -160,8 +164,6 @@ class PipelineRun:
         link = self._link()
         cuts = [self._cut_record(series, compute[series.cut.chunk_tokens], link) for series in self._series]
         best, ties = best_and_ties(cuts)
-        every = range(1, self._layers + 1)
-        exposed = partial(self._predicted_ns, link, self._tokens)
         return {
             "compute": {
                 "kind": self._asked.compute,
@@ -180,7 +182,7 @@ class PipelineRun:
             "serial": {"total_p50_ns": statistics.median(serial.total_ns), "alone_p50_ns": _alone_p50(serial)},
             "rounds": len(serial.runs),
             "cuts": cuts,
-            "best": {"cut": best, "ties": ties, "predicted_layers": best_layers(exposed, self._layers, every)},
+            "best": {"cut": best, "ties": ties, "predicted_layers": self._predicted_layers(link)},
             "model": {
                 "latency_ns": link.latency_ns,
                 "occupancy_ns": link.occupancy_ns,
@@ -190,14 +192,19 @@ class PipelineRun:
         }
 
     def _link(self) -> Link:
-        """From the transfers without compute, those in chunks left out: their pieces may be others."""
-        alone = [
-            (len(series.runs[0].ready_after), float(_alone_p50(series)))
-            for series in self._series
-            if series.cut.chunk_tokens is None
-        ]
+        """From the transfers without compute; those in chunks, whose pieces may be others, where no others differ."""
+        whole = [series for series in self._series if series.cut.chunk_tokens is None]
+        told = whole if _differ(whole) else self._series
+        alone = [(series.sends, float(_alone_p50(series))) for series in told]
         part = self._part[0][0], statistics.median([ns for _, ns in self._part])
         return fit_link(self._pair.row.bytes, alone, part)
+
+    def _predicted_layers(self, link: Link) -> int | None:
+        """The best of all that there could be; None where cuts of as many sends do not tell what one costs."""
+        if self._layers > 1 and not _differ(self._series):
+            return None
+        exposed = partial(self._predicted_ns, link, self._tokens)
+        return best_layers(exposed, self._layers, range(1, self._layers + 1))
 
     def _cut_record(self, series: Series, compute: int, link: Link) -> dict[str, Any]:
         totals = series.total_ns
@@ -216,7 +223,7 @@ class PipelineRun:
             "total_samples_ns": totals,
             "compute_p50_ns": statistics.median(series.compute_ns),
             "compute_samples_ns": series.compute_ns,
-            "slowdown": statistics.median(series.compute_ns) / max(1, compute) - 1,
+            "slowdown": statistics.median(series.compute_ns) / compute - 1 if compute else 0.0,
             "alone_p50_ns": transfer,
             "alone_samples_ns": series.alone_ns,
             "exposed_ns": exposed,
@@ -275,6 +282,11 @@ def _first(raw: bytes) -> int:
 
 def _alone_p50(series: Series) -> int:
     return statistics.median(series.alone_ns)
+
+
+def _differ(cuts: Sequence[Series]) -> bool:
+    """Whether their numbers of sends do, which tells what a send costs."""
+    return len({series.sends for series in cuts}) > 1
 
 
 def best_and_ties(cuts: Sequence[dict[str, Any]]) -> tuple[str, list[str]]:

@@ -22,6 +22,11 @@ NOTES = (
     "pays from: by the model, the shortest prompt from which on the cut is no slower than serial (all layers at once).",
 )
 
+UNKNOWN_BEST = (
+    "Cuts of as many sends do not tell what a send costs, and so not which number of layers would be best: "
+    "--pipeline sweep."
+)
+
 
 def render_pipelines(rows: Sequence[Record], scope: str, label: Callable[[Record], str], console: Console) -> None:
     """Print `pipeline` of every row that has one; `label` says what the row is called."""
@@ -87,14 +92,13 @@ def _compute(pipeline: Record) -> str:
 def _best(pipeline: Record) -> str:
     cuts = {cut["cut"]: cut for cut in pipeline["cuts"]}
     best, serial = cuts[pipeline["best"]["cut"]], pipeline["serial"]["total_p50_ns"]
-    ties = pipeline["best"]["ties"]
+    ties, layers = pipeline["best"]["ties"], pipeline["best"]["predicted_layers"]
     gain = (
         f"{figure(100 * (1 - best['total_p50_ns'] / serial))} % less than serial's"
         if best["total_p50_ns"] < serial
         else "serial itself"
     )
-    same = f"; not to be told from it: {', '.join(plain(tie) for tie in ties)}" if ties else "; no other is as good"
-    return (
-        f"Best of these: {plain(best['cut'])}, total {milliseconds(best['total_p50_ns'])} ms, {gain}{same}. "
-        f"Of every number of layers the model says {pipeline['best']['predicted_layers']}."
-    )
+    others = "; no other is as good" if len(cuts) > 1 else "; no other was measured"
+    same = f"; not to be told from it: {', '.join(plain(tie) for tie in ties)}" if ties else others
+    model = UNKNOWN_BEST if layers is None else f"Of every number of layers the model says {layers}."
+    return f"Best of these: {plain(best['cut'])}, total {milliseconds(best['total_p50_ns'])} ms, {gain}{same}. {model}"

@@ -49,12 +49,15 @@ class SteadyPair:
         if sends == "all":
             alone_ms, exposed_ms = self._times[str(cut)]
         total = busy + MS * (exposed_ms if busy else alone_ms)
-        size = ROW.bytes if sends == "all" else ROW.bytes // ROW.layers
-        return Pipelined(*(_times(one) for one in (total, busy, busy, total)), [ROW.layers], [size], 0, 0)
+        if sends == "first":
+            return Pipelined(*(_times(one) for one in (total, busy, busy, total)), [1], [ROW.bytes // ROW.layers], 0, 0)
+        after = [end for _ in layer_ns for end in [*range(cut.layers, ROW.layers, cut.layers), ROW.layers]]
+        parts = (_times(*[one] * len(after)) for one in (busy, total))
+        return Pipelined(_times(total), _times(busy), *parts, after, [ROW.bytes // len(after)] * len(after), 0, 0)
 
 
-def _times(ns: float) -> bytes:
-    return np.array([round(ns)], np.int64).tobytes()
+def _times(*ns: float) -> bytes:
+    return np.array([round(one) for one in ns], np.int64).tobytes()
 
 
 def measured(pair: Any, *cuts: Cut, compute: ComputeKind = "timed") -> dict[str, Any]:
@@ -86,6 +89,26 @@ def test_what_chunks_cost_is_not_the_transfer_s_doing() -> None:
     assert cuts["1x16"]["total_p50_ns"] == cuts["1"]["total_p50_ns"] + COMPUTE_MS * MS // 4
     assert [cuts[name]["exposed_ns"] for name in ("1", "1x16", "4x16")] == [2 * MS, 2 * MS, 3 * MS]
     assert {cut["slowdown"] for cut in cuts.values()} == {0}
+
+
+def test_what_a_send_costs_is_told_by_cuts_of_other_numbers_of_sends_in_chunks_too() -> None:
+    """Each send 1 ms, all bytes 9: 4 chunks take 13 ms, 32 sends of layers 41, and one for all 10."""
+    for times, cuts, occupancy_ms, told in (
+        ({"1": (41, 9)}, [Cut(1)], 1, True),
+        ({"1": (41, 9), "32x16": (99, 9)}, [Cut(1), Cut(32, 16)], 1, True),
+        ({"32x16": (13, 3)}, [Cut(32, 16)], 1, True),
+        ({}, [Cut(32)], 0, False),
+    ):
+        found = measured(SteadyPair({"32": (10, 10)} | times), *cuts)
+        assert found["model"]["occupancy_ns"] == pytest.approx(occupancy_ms * MS)
+        assert (found["best"]["predicted_layers"] is not None) is told
+
+
+def test_compute_of_no_time_is_not_slower_beside_transfers() -> None:
+    asked = Pipelining((Cut(1),), "timed", {ROW.tokens: 0}, "--compute")
+    pair: Any = SteadyPair({"1": (41, 9), "32": (10, 10)})
+    found = PipelineRun(pair, asked, Effort(max_seconds=0)).run(lambda _: None)
+    assert [cut["slowdown"] for cut in found["cuts"]] == [0, 0]
 
 
 def test_of_real_layers_the_share_that_was_built_is_told() -> None:

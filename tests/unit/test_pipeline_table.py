@@ -32,7 +32,7 @@ def cut(layers: int, total_ms: int, **more: Any) -> dict[str, Any]:
     }
 
 
-def printed(cuts: list[dict[str, Any]], best: str, ties: list[str], **compute: Any) -> str:
+def printed(cuts: list[dict[str, Any]], best: str, ties: list[str], predicted: int | None = 3, **compute: Any) -> str:
     serial = next(one for one in cuts if one["cut"] == "8")
     row = {
         "pipeline": {
@@ -47,7 +47,7 @@ def printed(cuts: list[dict[str, Any]], best: str, ties: list[str], **compute: A
             "serial": {"total_p50_ns": serial["total_p50_ns"]},
             "rounds": 7,
             "cuts": cuts,
-            "best": {"cut": best, "ties": ties, "predicted_layers": 3},
+            "best": {"cut": best, "ties": ties, "predicted_layers": predicted},
         }
     }
     console = Console(width=120, file=io.StringIO())
@@ -81,3 +81,10 @@ def test_ties_chunks_and_serial_as_the_best_are_said() -> None:
     assert "Compute alone 80.0 ms, 85.0 ms in chunks of 256 tokens: 8 layers" in said
     assert "in torch" in said
     assert "MFU 50 % of the peak measured here." in said
+
+
+def test_serial_alone_is_the_best_of_no_others_and_tells_nothing_of_them() -> None:
+    said = " ".join(printed([cut(8, 120)], "8", [], predicted=None).split())
+    assert "Best of these: 8, total 120 ms, serial itself; no other was measured." in said
+    assert "do not tell what a send costs, and so not which number of layers would be best" in said
+    assert "the model says" not in said

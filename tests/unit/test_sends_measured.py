@@ -16,7 +16,7 @@ COMPUTE = {"source": "assumed prefill (full)", "layers": 80, "layer_ns": 1000}
 
 def row(**changes: Any) -> dict[str, Any]:
     (first, *_) = example_result()["results"]
-    cuts = [{"cut": "80", "exposed_ns": 5}]
+    cuts = [{"cut": "1", "sends": 80, "exposed_ns": 7}, {"cut": "80", "sends": 1, "exposed_ns": 5}]
     pipeline = {"compute": COMPUTE, "cuts": cuts, "best": {"cut": "80"}, "model": MODEL} | changes
     return first | {"pipeline": pipeline}
 
@@ -27,6 +27,14 @@ def test_they_are_told_from_one_layer_to_all_of_them() -> None:
     assert (found.sends.latency_ns, found.sends.occupancy_ns, found.sends.gbyte_s) == (1e4, 2e4, 5.0)
     assert found.sends.reach is not None
     assert found.sends.reach.bytes == (found.bytes / 80, found.bytes)
+
+
+def test_a_row_whose_cuts_had_as_many_sends_does_not_tell_what_one_costs() -> None:
+    """Serial alone, as `--pipeline 80` measures it: its model has sends for nothing."""
+    alone = {"cut": "80", "sends": 1, "exposed_ns": 5}
+    (found,) = measured_rows([row(cuts=[alone], model=MODEL | {"occupancy_ns": 0.0})], "network")
+    assert found.exposed_ms == 5e-6
+    assert found.sends is None
 
 
 @pytest.mark.parametrize(
