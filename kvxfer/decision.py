@@ -48,8 +48,16 @@ Record = Mapping[str, Any]
 
 ONE_SIZE = (
     "{} over {}: one size does not tell what smaller sends take, and so not what pipelining leaves exposed; measure "
-    "two lengths or more (kvxfer bench --peer), the longest by layers (--pipeline sweep), or a cost model (--fit)"
+    "two lengths or more, or one by layers (--pipeline sweep), or a cost model (--fit), with kvxfer bench --peer"
 )
+
+OTHER_SERIAL = (
+    "{} over {}: serial takes {} % of prefill as pipelining measured its sends, in turn with compute, and {} % as "
+    "requests took that followed each other; what is exposed is set against the first"
+)
+
+APART = 0.05
+"""By which share the two may differ and still be told as one."""
 
 FREE_SENDS = (
     "pipelining over line rates: sends are assumed to cost nothing beside their bytes, and then the most sends are "
@@ -201,6 +209,9 @@ def pipelining_notices(service: Service) -> list[str]:
         if (found := path.pipelined) is None:
             notices.append(ONE_SIZE.format(path.dtype, path.path))
             continue
+        if not math.isclose(found.serial_percent, path.percent, rel_tol=APART):
+            shares = told_beside(found.serial_percent, path.percent), told_beside(path.percent, found.serial_percent)
+            notices.append(OTHER_SERIAL.format(path.dtype, path.path, *shares))
         told = [f"sends of cut {found.cut}, {found.extrapolated},"] if found.extrapolated else []
         if found.break_even_extrapolated:
             told.append(f"sends of {found.break_even_tokens:,} tokens, from which cut {found.cut} pays,")

@@ -33,17 +33,19 @@ class PipelinedPrompt:
 class Pipelined:
     """The cut of every prompt, and what it leaves exposed.
 
-    percent is the share of the load's exposed time in the prefill of the same prompts; median_ms and p99_ms are of
-    those prompts, None where the path does not reach them. break_even_tokens is the shortest prompt from which on the
-    cut is no slower than serial: None where there is none, or the cut is serial or by chunks. reach is what was
-    measured of the path (None: it is assumed), and extrapolated are the sends beyond it, None where there are none;
-    break_even_extrapolated says whether the prompt of break_even_tokens has such.
+    percent is the share of the load's exposed time in the prefill of the same prompts, serial_percent that of serial
+    over the same sends, which need not be what whole requests were measured to take; median_ms and p99_ms are of the
+    median and the p99 prompt, None where the path does not reach them. break_even_tokens is the shortest prompt from
+    which on the cut is no slower than serial: None where there is none, or the cut is serial or by chunks. reach is
+    what was measured of the path (None: it is assumed), and extrapolated are the sends beyond it, None where there are
+    none; break_even_extrapolated says whether the prompt of break_even_tokens has such.
     """
 
     cut: str
     layers_per_send: int
     chunk_tokens: int | None
     percent: float
+    serial_percent: float
     median_ms: float | None
     p99_ms: float | None
     break_even_tokens: int | None
@@ -93,6 +95,7 @@ class Pipelining:
         cut = self.cut or self._best(crossing)
         outside = [send for tokens in crossing.every for send in self._outside(crossing, tokens, cut)]
         break_even = self._break_even(crossing, cut)
+        prefill_ms = sum(count * self._prefill_ms(tokens) for tokens, count in crossing.prompts.items())
 
         def exposed(tokens: int | None) -> float | None:
             return None if tokens is None else self.exposed_ms(crossing, tokens, cut)
@@ -101,9 +104,8 @@ class Pipelining:
             cut=str(cut),
             layers_per_send=cut.layers,
             chunk_tokens=cut.chunk_tokens,
-            percent=self._exposed_of_all(crossing, cut)
-            / sum(count * self._prefill_ms(tokens) for tokens, count in crossing.prompts.items())
-            * 100,
+            percent=self._exposed_of_all(crossing, cut) / prefill_ms * 100,
+            serial_percent=self._exposed_of_all(crossing, Cut(self.layers)) / prefill_ms * 100,
             median_ms=exposed(crossing.median),
             p99_ms=exposed(crossing.p99),
             break_even_tokens=break_even,

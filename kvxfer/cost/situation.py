@@ -58,9 +58,12 @@ class Situation:
     def waiting_percent(self) -> float:
         """What the first token waits for on the path, in percent of prefill."""
         assert self.path is not None
-        if self.path.pipelined is None or not self.counts_pipelining:
+        found = self.path.pipelined
+        if found is None or not self.counts_pipelining:
             return self.path.percent
-        return self.path.pipelined.percent
+        if found.percent <= found.serial_percent:
+            return min(found.percent, self.path.percent)  # a prompt can go whole, too, as it was measured
+        return found.percent
 
     def rests_on(self, *assumptions: str) -> tuple[str, ...]:
         """Those of these assumptions that were made."""

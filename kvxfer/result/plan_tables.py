@@ -203,13 +203,19 @@ def _print_pipelined(paths: Sequence[Record], console: Console) -> None:
             Column("tokens", [_count(prompt["tokens"]) for _, _, prompt in lines]),
             Column("serial\nms", [figure(prompt["serial_ms"]) for _, _, prompt in lines]),
             Column("exposed\nms", [figure(prompt["exposed_ms"]) for _, _, prompt in lines]),
-            Column("load:\nserial (%)", [f"{figure(path['percent'])}%" for path, _, _ in lines]),
+            Column("load:\nserial (%)", [f"{figure(pipelined['serial_percent'])}%" for _, pipelined, _ in lines]),
             Column("exposed\n(%)", [f"{figure(pipelined['percent'])}%" for _, pipelined, _ in lines]),
-            Column("pays from\ntokens", [_count(pipelined["break_even_tokens"]) for _, pipelined, _ in lines]),
+            Column("pays from\ntokens", [_pays_from(pipelined) for _, pipelined, _ in lines]),
         ],
         console,
         [*PIPELINED_NOTES, NOT_REACHED] if unreached else PIPELINED_NOTES,
     )
+
+
+def _pays_from(pipelined: Record) -> str:
+    tokens = pipelined["break_even_tokens"]
+    loses = pipelined["chunk_tokens"] is None and pipelined["percent"] > pipelined["serial_percent"]
+    return "never" if tokens is None and loses else _count(tokens)
 
 
 def _print_pools(pools: Record, console: Console) -> None:

@@ -775,6 +775,43 @@ def test_a_measured_transfer_is_the_same_pipelined_or_not(tmp_path: Path, capsys
     assert prompt["serial_ms"] == pytest.approx(path["median_ms"])
 
 
+SENDS_OF_A_ROW = {
+    "compute": {"source": "--compute", "layers": 80, "layer_ns": 1_000_000},
+    "cuts": [{"cut": "1", "sends": 80, "exposed_ns": 5}, {"cut": "80", "sends": 1, "exposed_ns": 9}],
+    "best": {"cut": "1"},
+    "model": {"latency_ns": 10_000, "occupancy_ns": 20_000, "bandwidth_gbyte_s": 2.5},
+}
+"""Of 8,192 tokens, whose requests take 912 ms, they take 1,074."""
+
+
+def test_serial_is_told_as_the_sends_have_it_and_counts_as_requests_were_measured(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    measured = network_result(tmp_path, pipeline=SENDS_OF_A_ROW)
+    argv = [*ARTICLE, *SERVED, "--measured", measured, "--tokens", "8192", "--pipeline", "80"]
+    document = planned(capsys, *argv)
+    (path,) = document["plan"]["split"]
+    (prompt,) = path["pipelined"]["prompts"]
+    prefill_ms = path["median_ms"] / path["percent"] * 100
+    assert (path["median_ms"], round(prompt["serial_ms"])) == (912, 1074)
+    assert path["pipelined"]["serial_percent"] == pytest.approx(prompt["serial_ms"] / prefill_ms * 100)
+    assert path["pipelined"]["percent"] == path["pipelined"]["serial_percent"]
+    (notice,) = (notice for notice in document["notices"] if "serial takes" in notice)
+    assert "serial takes 142 % of prefill as pipelining measured its sends" in notice
+    assert "and 121 % as requests took that followed each other" in notice
+    assert "142% 142%" in printed(capsys, *argv)
+    network_result(tmp_path)  # the same file, of rows that were not pipelined
+    assert not any("serial takes" in notice for notice in planned(capsys, *argv)["notices"])
+
+
+def test_a_cut_that_never_pays_is_said_to(capsys: Captured) -> None:
+    argv = [*ARTICLE, "--link", "100", "--fixed-ms", "10", "--send-ms", "10", "--prefill-tokens-per-s", "1e9"]
+    (path,) = planned(capsys, *argv, "--pipeline", "1")["plan"]["split"]
+    assert path["pipelined"]["break_even_tokens"] is None
+    assert "% never" in printed(capsys, *argv, "--pipeline", "1")
+    assert "% never" not in printed(capsys, *argv, "--pipeline", "80")
+
+
 def test_what_was_measured_on_one_host_is_not_pipelined_and_that_is_said(tmp_path: Path, capsys: Captured) -> None:
     argv = [*ARTICLE, "--measured", fitted_result(tmp_path, "loopback"), "--tokens", "100"]
     told = "what was measured on one host (loopback) is no path between two, and --pipeline is not looked at over it"

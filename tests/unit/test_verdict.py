@@ -283,8 +283,17 @@ def test_strict_itl_tells_that_other_chunks_and_larger_batches_were_not_looked_a
     assert (whole.holds, whole.rests_on) == (False, ())
 
 
-def pipelined(percent: float) -> Pipelined:
-    return Pipelined("1", 1, None, percent, None, None, 16, None, None, False, [])
+def pipelined(percent: float, serial_percent: float = 100) -> Pipelined:
+    return Pipelined("1", 1, None, percent, serial_percent, None, None, 16, None, None, False, [])
+
+
+@pytest.mark.parametrize(("exposed", "serial", "counts"), [(5, 65, 5), (60, 65, 53), (65, 65, 53), (80, 65, 80)])
+def test_a_cut_that_pays_counts_for_no_more_than_the_whole_transfer_as_measured(
+    exposed: float, serial: float, counts: float
+) -> None:
+    """Requests took 53 % of prefill, and serial 65 by the sends of the pipelined row."""
+    found = changed(path=replace(path(200, 53), pipelined=pipelined(exposed, serial)), assumed=frozenset({MODEL}))
+    assert found.waiting_percent == counts
 
 
 def test_what_is_exposed_of_sends_that_cost_nothing_decides_nothing() -> None:
