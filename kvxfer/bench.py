@@ -144,7 +144,7 @@ def command(
         assumptions=asked.assumptions,
         words=context.obj,
         require_transport=require_transport or "",
-        notices=[*asked.notices, *_chunk_notices(pipelining, asked.tokens)],
+        notices=[*asked.notices, *_pipelining_notices(asked, pipelining)],
         leave_out=backend.strip().lower() == ALL,
         pipelining=pipelining,
     )
@@ -221,10 +221,13 @@ def _pipelining(asked: Asked, pipeline: str, compute: str | None, inflight: int)
     )
 
 
-def _chunk_notices(pipelining: Pipelining | None, tokens: list[int]) -> list[str]:
-    from kvxfer.pipelining import chunk_notices
+def _pipelining_notices(asked: Asked, pipelining: Pipelining | None) -> list[str]:
+    from kvxfer.pipelining import chunk_notices, hit_notices
 
-    return [] if pipelining is None else chunk_notices(pipelining.cuts, tokens)
+    if pipelining is None:
+        return []
+    hits = hit_notices(pipelining.cuts, pipelining.compute) if asked.assumptions.prefix_hit_prefill else []
+    return [*chunk_notices(pipelining.cuts, asked.tokens), *hits]
 
 
 def _require_layers(asked: Asked) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from kvxfer.cache.sends import Cut, sweep
@@ -61,16 +61,32 @@ def _cut(word: str, layers: int, tokens: Sequence[int], others: str) -> Cut:
     return cut
 
 
-def chunk_notices(cuts: Sequence[Cut], tokens: Sequence[int]) -> list[str]:
-    """A sentence about each cut whose chunks do not cut some of these prompts."""
+def chunk_notices(
+    cuts: Sequence[Cut], tokens: Sequence[int], cached: Callable[[int], float] = lambda _: 0.0
+) -> list[str]:
+    """A sentence about each cut whose chunks do not cut what is not `cached` of some of these prompts."""
     notices = []
     for cut in cuts:
-        short = [count for count in tokens if cut.chunk_tokens is not None and count <= cut.chunk_tokens]
+        size = cut.chunk_tokens
+        short = [count for count in tokens if size is not None and round(count - cached(count)) <= size]
         if short:
             lengths = f"{min(short):,}" if min(short) == max(short) else f"{min(short):,} … {max(short):,}"
-            told = f"prompts of {lengths} tokens are no longer than a chunk, and leave as by --pipeline {cut.layers}"
-            notices.append(f"--pipeline {cut}: {told}")
+            whole = f"prompts of {lengths} tokens are no longer than a chunk"
+            rest = f"what is computed of prompts of {lengths} tokens is no longer than a chunk, and they"
+            told = f"{rest} leave" if any(map(cached, short)) else f"{whole}, and leave"
+            notices.append(f"--pipeline {cut}: {told} as by --pipeline {cut.layers}")
     return notices
+
+
+def hit_notices(cuts: Sequence[Cut], kind: ComputeKind) -> list[str]:
+    """What bench does of prefill's prefix cache, which shortens the time of the compute alone."""
+    if kind == "layers":
+        return ["--compute layers computes whole prompts, those tokens too that --prefix-hit-prefill has cached"]
+    chunked = [str(cut) for cut in cuts if cut.chunk_tokens is not None]
+    if not chunked:
+        return []
+    told = "chunks are of whole prompts, what --prefix-hit-prefill has cached among them, each with its share of the"
+    return [f"--pipeline {', '.join(chunked)}: {told} compute; plan has chunks of what is computed"]
 
 
 def parse_compute(text: str) -> tuple[ComputeKind, float | None]:

@@ -237,7 +237,11 @@ def _notices(
         notices.append(OTHER_LAYERS)
     notices += _doubts(request)
     if isinstance(request.offered.cut, Cut):
-        notices += chunk_notices([request.offered.cut], [*request.tokens, *request.offered.load.prompts])
+        notices += chunk_notices(
+            [request.offered.cut],
+            [*request.tokens, *request.offered.load.prompts],
+            request.assumptions.cached_tokens,
+        )
     if request.offered.cut is not None:
         notices.append(EVEN_COMPUTE.format(len(request.spec(request.dtypes[0]).kinds)))
         if request.prefill.pp > 1:

@@ -20,7 +20,7 @@ from kvxfer.model.families.mamba2 import Mamba2
 from kvxfer.model.layers import AttentionAndState, FullAttention, State
 from kvxfer.model.presets import load_model
 from kvxfer.model.shape import ModelShape
-from kvxfer.pipelining import parse_compute, parse_one_cut, parse_pipeline
+from kvxfer.pipelining import chunk_notices, hit_notices, parse_compute, parse_one_cut, parse_pipeline
 
 
 def row_of(model: str, tokens: int, block_size: int = 16, **more: object) -> Row:
@@ -201,6 +201,22 @@ def test_plan_is_offered_what_it_takes(text: str) -> None:
     assert parse_one_cut("4x256", 32, 512) == Cut(4, 256)
     with pytest.raises(UsageError, match="into 16,384 sends"):
         parse_one_cut("1x1", 32, 512)
+
+
+def test_what_is_cached_of_a_prompt_is_no_part_of_plan_s_chunks() -> None:
+    """Of 8,192 tokens 819 are computed, of 32,768 more than a chunk of 2,048."""
+    cuts, tokens = [Cut(4, 2048)], [8192, 32_768]
+    assert chunk_notices(cuts, tokens) == []
+    (told,) = chunk_notices(cuts, tokens, lambda count: 0.9 * count)
+    assert "what is computed of prompts of 8,192 tokens is no longer than a chunk, and they leave as by" in told
+
+
+def test_what_bench_has_of_a_prefix_cache_is_said() -> None:
+    cuts = [Cut(4), Cut(4, 2048)]
+    (chunks,) = hit_notices(cuts, "timed")
+    assert chunks.startswith("--pipeline 4x2048: chunks are of whole prompts")
+    assert hit_notices(cuts[:1], "spin") == []
+    assert "computes whole prompts" in hit_notices(cuts[:1], "layers")[0]
 
 
 @pytest.mark.parametrize(
