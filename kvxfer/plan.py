@@ -243,7 +243,8 @@ def _notices(
             request.assumptions.cached_tokens,
         )
     if request.offered.cut is not None:
-        notices.append(EVEN_COMPUTE.format(len(request.spec(request.dtypes[0]).kinds)))
+        if (layers := len(request.spec(request.dtypes[0]).kinds)) > 1:
+            notices.append(EVEN_COMPUTE.format(layers))
         if request.prefill.pp > 1:
             notices.append(STAGES.format(request.prefill.pp))
     if one_host := _one_host(request):

@@ -677,9 +677,18 @@ def test_a_state_leaves_with_the_last_chunk(capsys: Captured) -> None:
     assert prompt["exposed_ms"] == pytest.approx(left * 8 / 100e9 * 1e3)
 
 
-def test_what_pipelining_assumes_of_compute_is_said(capsys: Captured) -> None:
-    told = "a prompt's compute is shared out evenly over its 80 layers"
-    for argv, times in (["--pipeline", "8"], 1), ([], 0):
+def one_layer(tmp_path: Path) -> str:
+    path = tmp_path / "config.json"
+    config = {"model_type": "llama", "hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 8}
+    path.write_text(json.dumps(config | {"num_hidden_layers": 1, "vocab_size": 1000}))
+    return str(path)
+
+
+def test_what_pipelining_assumes_of_compute_is_said(tmp_path: Path, capsys: Captured) -> None:
+    """Of one layer there is nothing to share."""
+    told = "a prompt's compute is shared out evenly over its "
+    one = ["--pipeline", "1", "--model", one_layer(tmp_path)]
+    for argv, times in (["--pipeline", "8"], 1), ([], 0), (one, 0):
         notices = planned(capsys, *ARTICLE, *argv)["notices"]
         assert sum(told in notice for notice in notices) == times
 
