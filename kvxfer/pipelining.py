@@ -71,8 +71,9 @@ def chunk_notices(
         short = [count for count in tokens if size is not None and round(count - cached(count)) <= size]
         if short:
             lengths = f"{min(short):,}" if min(short) == max(short) else f"{min(short):,} … {max(short):,}"
-            whole = f"prompts of {lengths} tokens are no longer than a chunk"
-            rest = f"what is computed of prompts of {lengths} tokens is no longer than a chunk, and they"
+            prompts = f"prompts of {lengths} token{'s' * (max(short) > 1)}"
+            whole = f"{prompts} are no longer than a chunk"
+            rest = f"what is computed of {prompts} is no longer than a chunk, and they"
             told = f"{rest} leave" if any(map(cached, short)) else f"{whole}, and leave"
             notices.append(f"--pipeline {cut}: {told} as by --pipeline {cut.layers}")
     return notices

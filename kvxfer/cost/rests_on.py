@@ -13,7 +13,8 @@ SETTLED_BY = {
     "then --measured",
     REACH: "the measurement does not reach all prompts of this cache: kvxfer bench --peer with this model and dtype, "
     "and --tokens from the shortest prompt to the longest",
-    MODEL: "what pipelining hides is by a model: kvxfer bench --peer with --pipeline between the two hosts",
+    MODEL: "what pipelining hides is by a model: kvxfer bench --peer with --pipeline between the two hosts, behind "
+    "your prefill's time (--compute timed:MS), measures it",
     SENDS: "what pipelining hides is not counted, as its sends are assumed to cost nothing beside their bytes: "
     "--send-ms and --gamma-us, or kvxfer bench --fit --peer between the two hosts, then --measured",
     LENGTHS: "the prompts are those of --tokens, equally often: --lengths with a trace of your requests",

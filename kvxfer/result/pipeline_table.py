@@ -79,7 +79,7 @@ def _compute(pipeline: Record) -> str:
     how = {"timed": "with the CPU free", "spin": "holding a core"}.get(compute["kind"], "in torch")
     mfu = f" MFU {100 * compute['mfu']:.0f} % of the peak measured here." if "mfu" in compute else ""
     chunked = "".join(
-        f", {milliseconds(one['alone_p50_ns'])} ms in chunks of {one['chunk_tokens']:,} tokens"
+        f", {milliseconds(one['alone_p50_ns'])} ms in chunks of {counted(one['chunk_tokens'], 'token')}"
         for one in compute.get("chunked", ())
     )
     return (

@@ -83,6 +83,11 @@ def test_ties_chunks_and_serial_as_the_best_are_said() -> None:
     assert "MFU 50 % of the peak measured here." in said
 
 
+def test_chunks_of_one_token_are_said_so() -> None:
+    text = printed([cut(1, 90), cut(8, 120)], "1", [], chunked=[ALONE_IN_CHUNKS | {"chunk_tokens": 1}])
+    assert "85.0 ms in chunks of 1 token: 8 layers" in " ".join(text.split())
+
+
 def test_serial_alone_is_the_best_of_no_others_and_tells_nothing_of_them() -> None:
     said = " ".join(printed([cut(8, 120)], "8", [], predicted=None).split())
     assert "Best of these: 8, total 120 ms, serial itself; no other was measured." in said
