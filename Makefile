@@ -24,7 +24,7 @@ PEERS_ARGS ?=
 # Tests start thousands of processes: without cached bytecode each compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: bench benchmarks peers ucx-speed cost-model test test-full install install-dev lint test-native test-python test-python-units test-python-processes test-python-commands sanitize test-slow test-slow-faults test-slow-within test-slow-rest test-rdma fuzz clean
+.PHONY: bench benchmarks peers ucx-speed cost-model test test-full install install-dev lint test-native test-python test-python-units test-python-processes test-python-commands sanitize test-slow fuzz clean
 
 bench: install
 	$(BIN)/python -m kvxfer.bench --model 70b --backend all $(BENCH_ARGS)
@@ -94,23 +94,36 @@ test-python-processes:
 test-python-commands:
 	$(BIN)/pytest -m 'not slow' --benchmark-disable $(COMMANDS)
 
-# Bandwidths are measured, and all memory taken, with nothing beside them. Faults wait most of the time, so the rest runs
-# next to them, in two parts, and the emulated machine when one of these is done: a fourth at once starves the others.
+# Bandwidths are measured, and all memory taken, with nothing beside them. Much of the rest waits most of the time, so it runs
+# three at once, the longest first; a fourth at once starves the others.
 SLOW_ALONE := tests/hosts tests/conformance/test_largest_pool.py
-SLOW_WITHIN := tests/conformance tests/sanitized tests/fuzz tests/wheel $(COMMANDS)
+SLOW_RUNS := tests/faults/test_many_runs.py tests/faults/test_data_connections.py
+SLOW_BACKENDS := tests/conformance tests/fuzz
+SLOW_BUILDS := tests/sanitized tests/wheel $(COMMANDS)
+SLOW_PARTS := test-slow-rest test-slow-runs test-rdma test-slow-backends test-slow-builds test-slow-faults test-slow-access
 
+.PHONY: $(SLOW_PARTS)
 test-slow: install-dev
 	$(BIN)/pytest -m slow $(SLOW_ALONE)
-	$(MAKE) --jobs=3 --output-sync=target test-slow-faults test-slow-within test-slow-rest test-rdma
+	$(MAKE) --jobs=3 --output-sync=target $(SLOW_PARTS)
+
+test-slow-runs:
+	$(BIN)/pytest -m slow $(SLOW_RUNS)
+
+test-slow-backends:
+	$(BIN)/pytest -m slow $(SLOW_BACKENDS) $(addprefix --ignore=,$(SLOW_ALONE))
+
+test-slow-builds:
+	$(BIN)/pytest -m slow $(SLOW_BUILDS)
 
 test-slow-faults:
-	$(BIN)/pytest -m slow tests/faults
+	$(BIN)/pytest -m slow tests/faults $(addprefix --ignore=,$(SLOW_RUNS))
 
-test-slow-within:
-	$(BIN)/pytest -m slow $(SLOW_WITHIN) --ignore=tests/conformance/test_largest_pool.py
+test-slow-access:
+	$(BIN)/pytest -m slow tests/access
 
 test-slow-rest:
-	$(BIN)/pytest -m slow $(addprefix --ignore=,$(SLOW_ALONE) $(SLOW_WITHIN) tests/faults tests/rdma)
+	$(BIN)/pytest -m slow $(addprefix --ignore=,$(SLOW_ALONE) $(SLOW_BACKENDS) $(SLOW_BUILDS) tests/faults tests/access tests/rdma)
 
 # A Debian kernel with Soft-RoCE, emulated by QEMU. What that takes is installed by package name (by root), or named.
 test-rdma: install-dev
