@@ -59,6 +59,8 @@ def guarded(action: Callable[[], int | None], prog: str, debug: bool) -> int:
         sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
         return int(status or ExitStatus.DONE)
     except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt):
+            _ignore_interruptions()
         if debug:
             complain(traceback.format_exc())
         if isinstance(error, OSError) and error.errno in (errno.EPIPE, *DISK_FULL):
@@ -84,6 +86,14 @@ def end_in_order() -> None:
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def _ignore_interruptions() -> None:
+    """All that still come: while the interpreter ends, one would kill it and take the place of the exit status."""
+    with contextlib.suppress(ValueError):  # only the main thread may, and only it is interrupted
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) in (signal.default_int_handler, _interrupt):
+                signal.signal(number, signal.SIG_IGN)
 
 
 def _run_typer(command: Callable[..., int | None], words: list[str], prog: str) -> int | None:

@@ -42,6 +42,7 @@ def test_errors_become_a_line_and_a_status(
     error: BaseException, status: int, says: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "_silence_stdout", lambda: None)
+    monkeypatch.setattr(cli, "_ignore_interruptions", lambda: None)  # the tests' own, here
 
     def command() -> None:
         raise error
@@ -52,6 +53,24 @@ def test_errors_become_a_line_and_a_status(
     assert len(err.splitlines()) == 1
     assert cli.run(command, ["--debug"], "prog") == status
     assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_an_interruption_while_the_interpreter_ends_changes_nothing(number: str) -> None:
+    code = f"""
+import atexit, os, signal, sys
+from kvxfer import cli
+
+def interrupted():
+    raise KeyboardInterrupt
+
+cli.end_in_order()
+atexit.register(os.kill, os.getpid(), signal.{number})
+sys.exit(cli.guarded(interrupted, "prog", False))
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "prog: interrupted\n")
 
 
 def test_a_closed_pipe_is_quiet(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
