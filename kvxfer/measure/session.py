@@ -155,9 +155,10 @@ class Session:
         for worker in list(self._prefill.values()):
             for said in worker.receive():
                 yield "prefill", said
-        lost = self._client.lost()  # before its last messages are taken: they may say why
+        lost = self._client.lost()  # before its last messages are taken
         while (message := self._client.receive(0)) is not None:
             self._heard_at = time.monotonic()
+            lost = False  # the next look finds it lost again, unless our caller finds in these messages why it is
             yield "decode", message
         if lost:
             raise PeerLostError(f"the connection to the decode side at {self._client.name} was closed")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from kvxfer.control import messages as m
+from kvxfer.control.channel import Client
 from kvxfer.errors import ExitStatus, PeerLostError, UsageError, WrongBytesError
+from kvxfer.measure.host import host_info
 from kvxfer.measure.session import Session
 
 
@@ -88,3 +91,40 @@ def test_a_side_that_fails_by_itself_is_the_reason() -> None:
     session._seq = 1
     with pytest.raises(WrongBytesError, match="wrong bytes"):
         session._answers({"prefill", "decode"})
+
+
+class Gone:
+    """A client whose connection is closed, with last messages that have not been taken."""
+
+    name = "there:1"
+
+    def __init__(self, *last: m.Message) -> None:
+        self.last = list(last)
+        self.socket, self._other = socket.socketpair()
+        self._other.close()
+
+    def first_answer(self, _: m.Message) -> m.Message:
+        return m.Welcome(m.PROTOCOL, "1", host_info(), 0, [], "")
+
+    def lost(self) -> bool:
+        return True
+
+    def receive(self, _: float) -> m.Message | None:
+        return self.last.pop(0) if self.last else None
+
+    def send(self, _: m.Message) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        ([], "^the connection to the decode side at there:1 was closed$"),
+        ([m.Heartbeat()], "^the connection to the decode side at there:1 was closed$"),
+        ([m.Heartbeat(), m.Failed(0, ExitStatus.PEER_LOST, "the server was stopped")], "^the server was stopped$"),
+    ],
+)
+def test_the_last_word_of_a_connection_that_is_closed_is_the_reason(last: list[m.Message], says: str) -> None:
+    session = Session(cast(Client, Gone(*last)))
+    with pytest.raises(PeerLostError, match=says):
+        session._answers({"decode"})
